@@ -1,0 +1,102 @@
+# pytorch-cuda:v2.6 — os → cuda → torch → tools → final, then test on top of final.
+# Layers stand in the order of how rarely they change and how large they are: a new Jupyter does not re-pull torch.
+# There is no `# syntax=` line: it would fetch the frontend from a registry, and this must build where none is reached.
+ARG BASE_IMAGE=debian:trixie-slim
+
+FROM ${BASE_IMAGE} AS os
+SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
+ENV LANG=C.UTF-8
+# Versions are not pinned here: Debian's stable release is the pin, and a security update must be able to come in.
+# hadolint ignore=DL3008
+RUN --mount=type=cache,id=apt-lists,target=/var/lib/apt/lists,sharing=locked \
+    --mount=type=cache,id=apt-archives,target=/var/cache/apt,sharing=locked \
+    --mount=type=secret,id=ca_certificates \
+    rm -f /etc/apt/apt.conf.d/docker-clean \
+ && apt() { DEBIAN_FRONTEND=noninteractive apt-get -o Acquire::https::CaInfo="$(ls /run/secrets/ca_certificates 2>/dev/null)" "$@"; } \
+ && apt update \
+ && apt install -y --no-install-recommends \
+        bash-completion ca-certificates curl file git htop iproute2 less nano netbase openssh-client openssh-server \
+        procps psmisc rsync tini tmux tree unzip vim-tiny wget xz-utils zip \
+        python3 python3-dev python3-venv \
+        gcc g++ make libc6-dev \
+        libnss-extrausers \
+    # gcc, g++ and Python.h are for torch.compile and Triton (pytorch#116696): without them it fails at first use.
+ && rm -f /etc/ssh/ssh_host_* /var/log/*.log /var/log/apt/* /var/cache/ldconfig/aux-cache \
+    # Nothing here needs setuid: there is no sudo, and who may become whom is decided once, at the container's start.
+ && find / -xdev -type f -perm /6000 -exec chmod a-s {} +
+
+FROM os AS installer
+COPY requirements/build.lock /requirements/
+RUN --mount=type=cache,id=pip,target=/root/.cache/pip,sharing=locked \
+    --mount=type=secret,id=ca_certificates --mount=type=secret,id=index_url \
+    if [[ -s /run/secrets/ca_certificates ]]; then export PIP_CERT=/run/secrets/ca_certificates; fi \
+ && if [[ -s /run/secrets/index_url ]]; then PIP_INDEX_URL=$(</run/secrets/index_url); export PIP_INDEX_URL; fi \
+ && python3 -m venv /installer \
+ && /installer/bin/pip install --quiet --disable-pip-version-check --require-hashes --only-binary :all: \
+        -r /requirements/build.lock
+COPY --chmod=755 container/build/install-lock container/build/prune-* /installer/bin/
+
+FROM os AS cuda
+# The user's packages (~/.local) are visible in the venv because of --system-site-packages, behind the image's own:
+# so `pip install` works for a user who may not write to /opt/venv, and can't put another torch in front of ours.
+RUN --mount=from=installer,source=/installer,target=/installer \
+    /installer/bin/uv venv --quiet --no-config --python /usr/bin/python3 --system-site-packages /opt/venv
+RUN --mount=from=installer,source=/installer,target=/installer \
+    --mount=type=bind,source=requirements/cuda.lock,target=/requirements/cuda.lock \
+    --mount=type=cache,id=uv,target=/root/.cache/uv,sharing=locked \
+    --mount=type=secret,id=ca_certificates --mount=type=secret,id=index_url \
+    /installer/bin/install-lock /requirements/cuda.lock && /installer/bin/prune-cuda
+
+FROM cuda AS torch
+RUN --mount=from=installer,source=/installer,target=/installer \
+    --mount=type=bind,source=requirements/torch.lock,target=/requirements/torch.lock \
+    --mount=type=cache,id=uv,target=/root/.cache/uv,sharing=locked \
+    --mount=type=secret,id=ca_certificates --mount=type=secret,id=index_url \
+    /installer/bin/install-lock /requirements/torch.lock && /installer/bin/prune-torch
+
+FROM torch AS tools
+RUN --mount=from=installer,source=/installer,target=/installer \
+    --mount=type=bind,source=requirements/tools.lock,target=/requirements/tools.lock \
+    --mount=type=cache,id=uv,target=/root/.cache/uv,sharing=locked \
+    --mount=type=secret,id=ca_certificates --mount=type=secret,id=index_url \
+    /installer/bin/install-lock /requirements/tools.lock
+
+FROM tools AS final
+ARG VERSION=2.6
+LABEL org.opencontainers.image.title="pytorch-cuda" \
+      org.opencontainers.image.description="PyTorch 2.6, CUDA 12.4, JupyterLab and sshd; mixed-precision training done right" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.licenses="MIT"
+# NVIDIA_VISIBLE_DEVICES stays unset: in the image it would hand every GPU to every container where nvidia is the default
+# runtime. cuda>=12.0, not 12.4: drivers from 525 on run cu124 wheels. PYTORCH_VERSION wakes enroot's Slurm hook.
+ENV PATH=/opt/venv/bin:/home/dev/.local/bin:/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin \
+    VIRTUAL_ENV=/opt/venv \
+    SHELL=/bin/bash \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+    NVIDIA_REQUIRE_CUDA="cuda>=12.0" \
+    PIP_CONSTRAINT=/opt/constraints.txt \
+    PIP_DISABLE_PIP_VERSION_CHECK=1 \
+    UV_CONSTRAINT=/opt/constraints.txt \
+    PYTORCH_VERSION=2.6.0
+COPY container/etc/ /etc/
+COPY --chmod=755 container/build/finish /tmp/finish
+RUN --mount=type=bind,source=requirements,target=/requirements /tmp/finish && rm /tmp/finish
+COPY entrypoints/ /opt/entrypoints/
+COPY workspace/ /opt/workspace/
+COPY --chown=1000:1000 workspace/ /workspace/
+RUN python -m compileall -q /opt/entrypoints /opt/workspace/amptrain
+WORKDIR /workspace
+EXPOSE 8888 2222
+HEALTHCHECK --interval=30s --timeout=5s --start-period=60s --start-interval=1s --retries=3 \
+    CMD ["/usr/bin/python3", "-I", "/opt/entrypoints", "health"]
+ENTRYPOINT ["/usr/bin/tini", "-g", "--", "/usr/bin/python3", "-I", "/opt/entrypoints"]
+CMD ["jupyter"]
+
+FROM final AS test
+RUN --mount=from=installer,source=/installer,target=/installer \
+    --mount=type=bind,source=requirements/test.lock,target=/requirements/test.lock \
+    --mount=type=cache,id=uv,target=/root/.cache/uv,sharing=locked \
+    --mount=type=secret,id=ca_certificates --mount=type=secret,id=index_url \
+    /installer/bin/install-lock /requirements/test.lock
+
+FROM final

@@ -1,0 +1,66 @@
+"""Build the image with what this host needs for it: the base image, and the certificates of a proxy that inspects TLS.
+
+    python3 -m host.build [--target test] [docker buildx build options…]
+"""
+
+import os
+import sys
+from pathlib import Path
+
+from host.base_image import ensure_base_image
+from host.engine import require_engine
+from host.errors import HostError
+from host.shell import run, say
+
+IMAGE = "pytorch-cuda:v2.6"
+TEST_IMAGE = f"{IMAGE}-test"
+ROOT = Path(__file__).resolve().parent.parent
+EXTRA_AUTHORITIES = (Path("/usr/local/share/ca-certificates"), Path("/etc/pki/ca-trust/source/anchors"))
+BUNDLES = (Path("/etc/ssl/certs/ca-certificates.crt"), Path("/etc/pki/tls/certs/ca-bundle.crt"))
+
+
+def build_secrets() -> list[str]:
+    """Options that pass what the build may use but the image must not keep.
+
+    `ca_certificates`: all authorities this host trusts, if it trusts one of its own (a proxy that inspects TLS).
+    `index_url`: the package index in $PIP_INDEX_URL, which may hold a password.
+    """
+    options: list[str] = []
+    if any(path.is_file() for folder in EXTRA_AUTHORITIES if folder.is_dir() for path in folder.rglob("*")):
+        bundle = next((path for path in BUNDLES if path.exists()), None)
+        if bundle:
+            options.append(f"--secret=id=ca_certificates,src={bundle}")
+    if os.environ.get("PIP_INDEX_URL"):
+        options.append("--secret=id=index_url,env=PIP_INDEX_URL")
+    return options
+
+
+def build(client: str, target: str = "", options: tuple[str, ...] = ()) -> str:
+    """Build `target` (the whole image by default) and return its tag.
+
+    Raises:
+        HostError: no base image can be had, or the build failed.
+    """
+    ensure_base_image(client)
+    tag = f"{IMAGE}-{target}" if target else IMAGE
+    say(f"building {tag}")
+    goal = [f"--target={target}"] if target else []
+    run([client, "buildx", "build", f"--tag={tag}", *goal, *build_secrets(), *options, str(ROOT)])
+    return tag
+
+
+def main(arguments: list[str]) -> int:
+    """Command line of this module."""
+    target = ""
+    if arguments[:1] == ["--target"]:
+        target, arguments = arguments[1], arguments[2:]
+    try:
+        build(require_engine(), target, tuple(arguments))
+    except HostError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
