@@ -11,16 +11,18 @@ ENV LANG=C.UTF-8
 RUN --mount=type=cache,id=apt-lists,target=/var/lib/apt/lists,sharing=locked \
     --mount=type=cache,id=apt-archives,target=/var/cache/apt,sharing=locked \
     --mount=type=secret,id=ca_certificates \
+    --mount=type=bind,source=container/build/prune-os,target=/tmp/prune-os \
     rm -f /etc/apt/apt.conf.d/docker-clean \
  && apt() { DEBIAN_FRONTEND=noninteractive apt-get -o Acquire::https::CaInfo="$(ls /run/secrets/ca_certificates 2>/dev/null)" "$@"; } \
  && apt update \
  && apt install -y --no-install-recommends \
-        bash-completion ca-certificates curl file git htop iproute2 less nano netbase openssh-client openssh-server \
+        bash-completion ca-certificates curl git htop iproute2 less nano netbase openssh-client openssh-server \
         procps psmisc rsync tini tmux tree unzip vim-tiny wget xz-utils zip \
-        python3 python3-dev python3-venv \
+        python3 python3-dev python3-venv systemd-standalone-sysusers \
         gcc g++ make libc6-dev \
         libnss-extrausers \
     # gcc, g++ and Python.h are for torch.compile and Triton (pytorch#116696): without them it fails at first use.
+ && /tmp/prune-os \
  && rm -f /etc/ssh/ssh_host_* /var/log/*.log /var/log/apt/* /var/cache/ldconfig/aux-cache \
     # Nothing here needs setuid: there is no sudo, and who may become whom is decided once, at the container's start.
  && find / -xdev -type f -perm /6000 -exec chmod a-s {} +
@@ -34,7 +36,6 @@ RUN --mount=type=cache,id=pip,target=/root/.cache/pip,sharing=locked \
  && python3 -m venv /installer \
  && /installer/bin/pip install --quiet --disable-pip-version-check --require-hashes --only-binary :all: \
         -r /requirements/build.lock
-COPY --chmod=755 container/build/install-lock container/build/prune-* /installer/bin/
 
 FROM os AS cuda
 # The user's packages (~/.local) are visible in the venv because of --system-site-packages, behind the image's own:
@@ -43,23 +44,31 @@ RUN --mount=from=installer,source=/installer,target=/installer \
     /installer/bin/uv venv --quiet --no-config --python /usr/bin/python3 --system-site-packages /opt/venv
 RUN --mount=from=installer,source=/installer,target=/installer \
     --mount=type=bind,source=requirements/cuda.lock,target=/requirements/cuda.lock \
+    --mount=type=bind,source=container/build/install-lock,target=/build/install-lock \
+    --mount=type=bind,source=container/build/prune-cuda,target=/build/prune-cuda \
     --mount=type=cache,id=uv,target=/root/.cache/uv,sharing=locked \
     --mount=type=secret,id=ca_certificates --mount=type=secret,id=index_url \
-    /installer/bin/install-lock /requirements/cuda.lock && /installer/bin/prune-cuda
+    /build/install-lock /requirements/cuda.lock && /build/prune-cuda
 
 FROM cuda AS torch
 RUN --mount=from=installer,source=/installer,target=/installer \
     --mount=type=bind,source=requirements/torch.lock,target=/requirements/torch.lock \
+    --mount=type=bind,source=container/build/install-lock,target=/build/install-lock \
+    --mount=type=bind,source=container/build/prune-torch,target=/build/prune-torch \
+    --mount=type=bind,source=container/build/prune-tests,target=/build/prune-tests \
     --mount=type=cache,id=uv,target=/root/.cache/uv,sharing=locked \
     --mount=type=secret,id=ca_certificates --mount=type=secret,id=index_url \
-    /installer/bin/install-lock /requirements/torch.lock && /installer/bin/prune-torch
+    /build/install-lock /requirements/torch.lock && /build/prune-torch
 
 FROM torch AS tools
 RUN --mount=from=installer,source=/installer,target=/installer \
     --mount=type=bind,source=requirements/tools.lock,target=/requirements/tools.lock \
+    --mount=type=bind,source=container/build/install-lock,target=/build/install-lock \
+    --mount=type=bind,source=container/build/prune-tools,target=/build/prune-tools \
+    --mount=type=bind,source=container/build/prune-tests,target=/build/prune-tests \
     --mount=type=cache,id=uv,target=/root/.cache/uv,sharing=locked \
     --mount=type=secret,id=ca_certificates --mount=type=secret,id=index_url \
-    /installer/bin/install-lock /requirements/tools.lock
+    /build/install-lock /requirements/tools.lock && /build/prune-tools
 
 FROM tools AS final
 ARG VERSION=2.6
@@ -95,8 +104,9 @@ CMD ["jupyter"]
 FROM final AS test
 RUN --mount=from=installer,source=/installer,target=/installer \
     --mount=type=bind,source=requirements/test.lock,target=/requirements/test.lock \
+    --mount=type=bind,source=container/build/install-lock,target=/build/install-lock \
     --mount=type=cache,id=uv,target=/root/.cache/uv,sharing=locked \
     --mount=type=secret,id=ca_certificates --mount=type=secret,id=index_url \
-    /installer/bin/install-lock /requirements/test.lock
+    /build/install-lock /requirements/test.lock
 
 FROM final

@@ -1,6 +1,6 @@
 """Build the image with what this host needs for it: the base image, and the certificates of a proxy that inspects TLS.
 
-    python3 -m host.build [--target test] [docker buildx build options…]
+python3 -m host.build [--target test] [docker buildx build options…]
 """
 
 import os

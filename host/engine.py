@@ -1,7 +1,7 @@
 """Find a Docker engine; where there is none, install one from Debian's packages and start it.
 
-    python3 -m host.engine start     print the client's path; start an engine if none answers
-    python3 -m host.engine stop      stop the engine that `start` started, and no other
+python3 -m host.engine start     print the client's path; start an engine if none answers
+python3 -m host.engine stop      stop the engine that `start` started, and no other
 """
 
 import os
@@ -114,12 +114,16 @@ def start(client: str, wait_s: float = 60) -> None:
         STATE.mkdir(parents=True, exist_ok=True)
         say(f"starting dockerd; its log is {LOG_FILE}")
         with LOG_FILE.open("ab") as log:
-            daemon = subprocess.Popen(["dockerd"], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+            daemon = subprocess.Popen(
+                ["dockerd"], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
         PID_FILE.write_text(f"{daemon.pid}\n")
     deadline = time.monotonic() + wait_s
     while not answers(client):
         if time.monotonic() > deadline:
-            tail = "\n".join(LOG_FILE.read_text().splitlines()[-15:]) if LOG_FILE.exists() else "see journalctl -u docker"
+            tail = (
+                "\n".join(LOG_FILE.read_text().splitlines()[-15:]) if LOG_FILE.exists() else "see journalctl -u docker"
+            )
             raise HostError(f"dockerd did not answer within {wait_s:.0f} s. The end of its log:\n{tail}")
         time.sleep(0.2)
 
