@@ -92,7 +92,7 @@ class Container:
         return done.stdout + done.stderr
 
     def wait_for_log(self, pattern: str, timeout_s: float = 60) -> re.Match[str]:
-        """Wait until its log has a match of `pattern`; the log is in the message when it never comes or the end does."""
+        """Wait until its log has a match of `pattern`; the log is in the message when it never comes or it ends."""
 
         def probe() -> re.Match[str] | None:
             found = re.search(pattern, self.log(), re.MULTILINE)

@@ -1,0 +1,32 @@
+# The host's front door; `make` alone lists it. Needs make and Python 3.11, and finds or brings up the rest.
+PYTHON ?= python3
+.DEFAULT_GOAL := help
+.PHONY: help jupyter ssh train test bench build lock clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+jupyter: ## JupyterLab in the browser; finds out by itself whether there is a GPU
+	@$(PYTHON) -m host.up jupyter
+
+ssh: ## a shell: starts sshd on port 2222 and shows how to log in
+	@$(PYTHON) -m host.up ssh
+
+train: ## train with mixed precision; settings in ARGS="--precision bf16 …"
+	@$(PYTHON) -m host.up train $(ARGS)
+
+test: ## prove the whole project on this machine; brings up a Docker engine if there is none
+	@$(PYTHON) -m host.test $(ARGS)
+
+bench: ## measure sizes and times, and write them into docs/measurements.md
+	@$(PYTHON) -m host.bench $(ARGS)
+
+build: ## build the image pytorch-cuda:v2.6
+	@$(PYTHON) -m host.build $(ARGS)
+
+lock: ## make the hash locks in requirements/ anew
+	@requirements/lock
+
+clean: ## remove what the tests made: their virtual environment and test image
+	rm -rf .build
+	-docker image rm pytorch-cuda:v2.6-test
