@@ -1,0 +1,113 @@
+"""How long each door takes to open and to close, as Markdown: medians over interleaved runs.
+
+    python3 -m benchmarks.doors [--repeats 5]
+
+`bare` is the same program in the same image without our entrypoint: the difference is what the entrypoint costs.
+Start is counted from `docker start` on a created container to the first answer on its port; stop is `docker stop`.
+"""
+
+import argparse
+import socket
+import statistics
+import subprocess
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from host.build import IMAGE
+from host.engine import require_engine
+
+
+@dataclass(frozen=True)
+class Door:
+    """One way to start the image, and how its readiness is seen."""
+
+    name: str
+    port: int
+    options: Sequence[str]
+    command: Sequence[str]
+    answers: Callable[[int], bool]
+
+
+def http_answers(port: int) -> bool:
+    """Whether JupyterLab answers on this port of 127.0.0.1."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/api", timeout=1) as reply:
+            return bool(reply.status == 200)
+    except (OSError, urllib.error.URLError):
+        return False
+
+
+def ssh_answers(port: int) -> bool:
+    """Whether sshd sends its banner on this port of 127.0.0.1."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
+            connection.settimeout(1)
+            return connection.recv(4) == b"SSH-"
+    except OSError:
+        return False
+
+
+JUPYTER = ["lab", "--ip=0.0.0.0", "--port=8888", "--no-browser", "--allow-root"]
+DOORS = (
+    Door("jupyter, bare", 8888, ["--entrypoint", "/opt/venv/bin/jupyter"], JUPYTER, http_answers),
+    Door("jupyter", 8888, [], ["jupyter"], http_answers),
+    Door("ssh", 2222, [], ["ssh"], ssh_answers),
+)
+
+
+def measure(client: str, door: Door) -> tuple[float, float]:
+    """Seconds to the first answer and seconds of `docker stop` of one run."""
+    name = f"bench-{uuid.uuid4().hex[:8]}"
+    create = [
+        client,
+        "create",
+        "--name",
+        name,
+        "--publish",
+        f"127.0.0.1::{door.port}",
+        *door.options,
+        IMAGE,
+        *door.command,
+    ]
+    subprocess.run(create, check=True, capture_output=True)
+    try:
+        begin = time.monotonic()
+        subprocess.run([client, "start", name], check=True, capture_output=True)
+        shown = subprocess.run([client, "port", name], check=True, capture_output=True, text=True).stdout
+        port = int(shown.split(":")[-1])
+        while not door.answers(port):
+            if time.monotonic() - begin > 120:
+                raise SystemExit(f"{door.name} did not answer within 120 s")
+            time.sleep(0.02)
+        opened = time.monotonic() - begin
+        begin = time.monotonic()
+        subprocess.run([client, "stop", name], check=True, capture_output=True)
+        return opened, time.monotonic() - begin
+    finally:
+        subprocess.run([client, "rm", "--force", "--volumes", name], check=False, capture_output=True)
+
+
+def main() -> None:
+    """Command line of this module."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5)
+    repeats = parser.parse_args().repeats
+    client = require_engine()
+    times: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+    for _ in range(repeats):
+        for door in DOORS:  # interleaved, so that a slow minute of the machine meets all alike
+            times[door.name].append(measure(client, door))
+    print("| door | start, s (median, min–max) | stop, s (median) |\n| --- | --- | --- |")
+    for name, runs in times.items():
+        opened = [start for start, _ in runs]
+        closed = statistics.median(stop for _, stop in runs)
+        print(f"| {name} | {statistics.median(opened):.2f} ({min(opened):.2f}–{max(opened):.2f}) | {closed:.2f} |")
+
+
+if __name__ == "__main__":
+    main()

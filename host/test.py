@@ -1,0 +1,140 @@
+"""Prove the project on this machine: `make test`. It needs Python and make beforehand, and Docker or apt.
+
+It finds or brings up a Docker engine, builds the image, runs every test against it, and stops only what it started.
+What stands behind `python3 -m host.test` (make test ARGS="…") goes to pytest.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+import venv
+from pathlib import Path
+
+from host.apt import apt_install, apt_update, os_release
+from host.build import ROOT, TEST_IMAGE, build
+from host.engine import PID_FILE, require_engine, stop
+from host.errors import HostError
+from host.shell import run, say
+
+LOCK = ROOT / "requirements" / "host-tests.lock"
+ENVIRONMENT = ROOT / ".build" / "tests"
+# What the tests drive for real, as Debian calls it: the program looked for, and the package that brings it.
+PROGRAMS = {
+    "/usr/bin/chromium": "chromium",
+    "ssh": "openssh-client",
+    "sshpass": "sshpass",
+    "rsync": "rsync",
+    "npm": "npm",
+    "unshare": "util-linux",
+    "ip": "iproute2",
+    "git": "git",
+}
+
+
+def install_programs() -> None:
+    """Install the programs the tests drive, where this may be done; otherwise say which are missing.
+
+    Raises:
+        HostError: some are missing, and this is not a Debian or Ubuntu where we are root.
+    """
+    missing = [package for program, package in PROGRAMS.items() if shutil.which(program) is None]
+    if not has_ensurepip():
+        missing.append("python3-venv")
+    if not missing:
+        return
+    if os_release().get("ID") not in ("debian", "ubuntu") or os.geteuid() != 0:
+        raise HostError(f"The tests need these programs; install them and run this again: {', '.join(missing)}")
+    say(f"installing from the distribution's packages: {', '.join(missing)}")
+    apt_update()
+    apt_install(missing)
+
+
+def has_ensurepip() -> bool:
+    """Whether this Python can make virtual environments (Debian packs that apart)."""
+    return subprocess.run([sys.executable, "-c", "import ensurepip"], capture_output=True, check=False).returncode == 0
+
+
+def test_python() -> Path:
+    """The Python of the tests' own virtual environment, made from the hash lock when the lock is newer."""
+    python = ENVIRONMENT / "bin" / "python"
+    stamp = ENVIRONMENT / "lock"
+    if not (stamp.exists() and stamp.read_bytes() == LOCK.read_bytes()):
+        say("installing the tests' packages from their hash lock")
+        venv.create(ENVIRONMENT, clear=True, with_pip=True)
+        install = [
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--require-hashes",
+            "-r",
+            str(LOCK),
+        ]
+        run([str(python), *install])
+        shutil.copyfile(LOCK, stamp)
+    return python
+
+
+def run_suites(client: str, python: Path, arguments: list[str]) -> list[str]:
+    """Run the tests of the package inside the image, then those on the host; return the names of those that failed."""
+    gpu = ["--gpus=all"] if os.environ.get("REQUIRE_GPU") == "1" else []
+    inside = [
+        client,
+        "run",
+        "--rm",
+        *gpu,
+        "--env=REQUIRE_GPU",
+        "--shm-size=1g",
+        f"--volume={ROOT}/tests/training:/tests:ro",
+    ]
+    suites = {
+        "tests/training, in the image": [
+            *inside,
+            TEST_IMAGE,
+            "python",
+            "-m",
+            "pytest",
+            "-p",
+            "no:cacheprovider",
+            "/tests",
+        ],
+        "tests, on the host": [str(python), "-m", "pytest", "--ignore=tests/training", *arguments],
+    }
+    failed = []
+    for name, command in suites.items():
+        say(name)
+        begin = time.monotonic()
+        code = subprocess.run(command, cwd=ROOT, check=False, stdin=subprocess.DEVNULL).returncode
+        say(f"{name}: {'passed' if code == 0 else f'FAILED (exit code {code})'} in {time.monotonic() - begin:.0f} s")
+        failed += [name] if code else []
+    return failed
+
+
+def main(arguments: list[str]) -> int:
+    """Command line of this module."""
+    engine_was_ours = PID_FILE.exists()
+    try:
+        client = require_engine()
+        install_programs()
+        python = test_python()
+        build(client)
+        build(client, "test")
+        failed = run_suites(client, python, arguments)
+    except HostError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    finally:
+        if not engine_was_ours:
+            stop()
+    if failed:
+        print(f"failed: {'; '.join(failed)}. The lines above say what; skipped tests are listed with their reason.")
+        return 1
+    say("all passed; what was skipped is listed above with its reason (SKIPPED)")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
