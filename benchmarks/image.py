@@ -2,7 +2,7 @@
 
     python3 -m benchmarks.image [--build] [--level 12]
 
-`--build` first builds the image with --no-cache and times it (downloads come from the cache mounts, as on a second build).
+`--build` first builds the image with --no-cache and times it (downloads come from the cache mounts).
 Compressed sizes are those of `zstd -LEVEL` over each layer's tar stream: what a registry stores and a pull transfers.
 """
 
