@@ -1,0 +1,7 @@
+"""`python -m amptrain`: the same as the `amptrain` command."""
+
+import sys
+
+from amptrain.cli import main
+
+sys.exit(main())

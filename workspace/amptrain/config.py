@@ -1,0 +1,281 @@
+"""What a training run is told: groups of settings, each with its default, checked when made.
+
+The flags of the command line, the keys of a YAML file and the keys of `config.yaml` in a run directory are the same
+names, without the group in front; so every name is used once.
+"""
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from amptrain.errors import ConfigError
+
+Plain = bool | int | float | str | None
+
+
+def require(condition: bool, sentence: str) -> None:
+    """Raise ConfigError with `sentence` unless `condition` holds."""
+    if not condition:
+        raise ConfigError(sentence)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Where the run lives and what it runs on."""
+
+    name: str | None = None
+    """Name of the run; the default is made of data, model and precision. The same name continues the same run."""
+    runs: Path = Path("runs")
+    """Directory that holds the run directories."""
+    config: Path | None = None
+    """YAML file with defaults for these flags; a flag given here wins over it."""
+    device: Literal["auto", "cuda", "cpu"] = "auto"
+    """Where to train; auto takes CUDA if there is a device."""
+    seed: int = 0
+    """Seed of initial weights, order, augmentation and dropout."""
+    deterministic: bool = False
+    """Only deterministic kernels: the same command gives the same weights, bit for bit, also on CUDA; slower there."""
+    log_every: int = 20
+    """Steps in one line of the log."""
+    save_every: int | None = None
+    """Steps between checkpoints, besides the one at the end of each epoch."""
+    keep: int = 2
+    """Checkpoints kept; at least 2, so that a damaged one has one before it."""
+
+    def __post_init__(self) -> None:
+        require(self.log_every >= 1, f"--log-every is {self.log_every}; it needs at least 1 step.")
+        require(
+            self.save_every is None or self.save_every >= 1,
+            f"--save-every is {self.save_every}; it needs at least 1 step, or leave it out.",
+        )
+        require(self.keep >= 2, f"--keep is {self.keep}; keep at least 2, the newest may be damaged by a crash.")
+        require(0 <= self.seed < 2**63, f"--seed is {self.seed}; it needs to be from 0 to 2**63 - 1.")
+        name_ok = self.name is None or (self.name not in {"", ".", ".."} and "/" not in self.name)
+        require(name_ok, f"--name is {self.name!r}; it needs to be the name of one directory, without a slash.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """What is learned from."""
+
+    data: str = "digits"
+    """digits (ships with this), cifar10, imagefolder:PATH (with train/ and val/), or fake:N (N images, for speed)."""
+    data_dir: Path = Path("data")
+    """Directory in which cifar10 lies (cifar-10-batches-py, as torchvision writes it)."""
+    image_size: int = 224
+    """Height and width of an image in pixels, for imagefolder and fake."""
+    augment: bool = True
+    """Random shifts, crops and flips of training images."""
+    workers: int | None = None
+    """Loader processes of each rank; the default comes from the CPU quota, and is 0 for data held in memory."""
+    prefetch: int = 2
+    """Batches each worker prepares ahead."""
+    skip_broken: bool = False
+    """Leave out images that cannot be read, count them and list them, in place of stopping."""
+
+    def __post_init__(self) -> None:
+        kind, _, rest = self.data.partition(":")
+        known = self.data in {"digits", "cifar10"} or (kind in {"imagefolder", "fake"} and rest != "")
+        require(known, f"--data is {self.data!r}; it needs to be digits, cifar10, imagefolder:PATH or fake:N.")
+        require(
+            kind != "fake" or (rest.isdecimal() and int(rest) > 0),
+            f"--data is {self.data!r}; N needs to be a number above 0.",
+        )
+        require(self.image_size >= 8, f"--image-size is {self.image_size}; it needs at least 8 pixels.")
+        require(self.workers is None or self.workers >= 0, f"--workers is {self.workers}; it needs 0 or more.")
+        require(self.prefetch >= 1, f"--prefetch is {self.prefetch}; it needs at least 1 batch.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """What is trained."""
+
+    model: str = "auto"
+    """small_cnn, or any classification model of torchvision by name; auto is small_cnn for digits, else resnet50."""
+    channels_last: bool = True
+    """NHWC memory format, which tensor cores want; the most of the gain of mixed precision in convolutions."""
+    compile: bool = False
+    """torch.compile; the first steps take longer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionConfig:
+    """How numbers are held, and how fp16 gradients are scaled."""
+
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
+    """auto is bf16 where the hardware has it, else fp16; fp32 is true FP32, with TF32 off."""
+    init_scale: float = 2.0**16
+    """fp16: the loss scale to start with; many skipped steps at the start ask for 2**14 or 2**12."""
+    growth_factor: float = 2.0
+    """fp16: the scale grows by this after growth-interval steps without overflow."""
+    backoff_factor: float = 0.5
+    """fp16: the scale shrinks by this on an overflow."""
+    growth_interval: int = 2000
+    """fp16: steps without overflow before the scale grows."""
+    min_scale: float = 1.0
+    """fp16: the run stops with a diagnosis when the scale falls below this."""
+    max_consecutive_skips: int = 30
+    """The run stops with a diagnosis after this many skipped steps in a row."""
+
+    def __post_init__(self) -> None:
+        require(self.init_scale > 0, f"--init-scale is {self.init_scale}; it needs to be above 0, such as 65536.")
+        require(self.growth_factor > 1, f"--growth-factor is {self.growth_factor}; it needs to be above 1.")
+        require(
+            0 < self.backoff_factor < 1, f"--backoff-factor is {self.backoff_factor}; it needs to be between 0 and 1."
+        )
+        require(self.growth_interval >= 1, f"--growth-interval is {self.growth_interval}; it needs at least 1 step.")
+        # Below 2**-100 the scaler's 1/scale overflows FP32 and the next good step writes NaN into the weights.
+        require(
+            2.0**-100 <= self.min_scale <= self.init_scale,
+            f"--min-scale is {self.min_scale}; it needs to be from 2**-100 to the initial scale {self.init_scale:g}.",
+        )
+        require(
+            1 <= self.max_consecutive_skips <= 100,
+            f"--max-consecutive-skips is {self.max_consecutive_skips}; it needs to be from 1 to 100.",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimConfig:
+    """How the model is trained."""
+
+    epochs: int = 30
+    """Passes over the training images."""
+    max_steps: int | None = None
+    """End after this many steps, the learning rate's schedule too."""
+    batch_size: int = 64
+    """Images in one optimizer step: over all processes and all accumulated micro-batches."""
+    accumulate: int = 1
+    """Micro-batches one step is made of; more need less memory and give the same step."""
+    optimizer: Literal["sgd", "adamw"] = "adamw"
+    """sgd has Nesterov momentum."""
+    fused: bool = True
+    """The fused optimizer; without it torch's scaler waits for the device at each fp16 step."""
+    lr: float = 3e-3
+    """Learning rate at the end of the warm-up."""
+    momentum: float = 0.9
+    """Momentum, for sgd."""
+    weight_decay: float = 5e-2
+    """Weight decay of matrices and kernels; biases and norms have none."""
+    warmup_epochs: float = 2.0
+    """Epochs in which the learning rate rises from near 0; after them it falls as a cosine to 0."""
+    label_smoothing: float = 0.1
+    """Share of a label's weight that is spread over all classes."""
+    clip_norm: float | None = None
+    """Largest norm of the true gradient; a larger one is scaled down to it."""
+    ema_decay: float | None = None
+    """Also keep an exponential moving average of the weights, such as 0.999, and validate with it."""
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "accumulate"):
+            value = getattr(self, name)
+            require(value >= 1, f"--{name.replace('_', '-')} is {value}; it needs to be at least 1.")
+        require(self.max_steps is None or self.max_steps >= 1, f"--max-steps is {self.max_steps}; it needs at least 1.")
+        require(self.lr > 0, f"--lr is {self.lr}; it needs to be above 0.")
+        require(0 <= self.momentum < 1, f"--momentum is {self.momentum}; it needs to be from 0 to below 1.")
+        require(self.weight_decay >= 0, f"--weight-decay is {self.weight_decay}; it needs to be 0 or more.")
+        require(self.warmup_epochs >= 0, f"--warmup-epochs is {self.warmup_epochs}; it needs to be 0 or more.")
+        require(
+            0 <= self.label_smoothing < 1,
+            f"--label-smoothing is {self.label_smoothing}; it needs to be from 0 to below 1.",
+        )
+        require(
+            self.clip_norm is None or self.clip_norm > 0, f"--clip-norm is {self.clip_norm}; it needs to be above 0."
+        )
+        require(
+            self.ema_decay is None or 0 < self.ema_decay < 1,
+            f"--ema-decay is {self.ema_decay}; it needs to be between 0 and 1, such as 0.999.",
+        )
+        require(
+            self.batch_size % self.accumulate == 0,
+            f"--batch-size {self.batch_size} cannot be split into --accumulate {self.accumulate} equal micro-batches.",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Everything a run is told."""
+
+    run: RunConfig = field(default_factory=RunConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+
+    @property
+    def run_dir(self) -> Path:
+        """`runs/<name>`; without --name, a name made of data, model and precision."""
+        data = self.data.data.replace("/", "_").replace(":", "-")
+        name = self.run.name or f"{data}-{self.model.model}-{self.precision.precision}"
+        return self.run.runs / name
+
+
+def flatten(config: TrainConfig) -> dict[str, Plain]:
+    """All settings by name, as plain types, without --config, whose values are already among them."""
+    flat: dict[str, Plain] = {}
+    for group in dataclasses.fields(config):
+        for setting in dataclasses.fields(getattr(config, group.name)):
+            value = getattr(getattr(config, group.name), setting.name)
+            flat[setting.name] = str(value) if isinstance(value, Path) else value
+    del flat["config"]
+    return flat
+
+
+def from_flat(flat: dict[str, Any]) -> TrainConfig:
+    """The settings of `flat`, defaults elsewhere. Raises ConfigError for a name or a type that is not known."""
+    rest = dict(flat)
+    groups: dict[str, Any] = {}
+    for group in dataclasses.fields(TrainConfig):
+        kind = group.default_factory
+        assert isinstance(kind, type)
+        known = {setting.name: setting for setting in dataclasses.fields(kind)}
+        values = {name: _coerce(known[name], rest.pop(name)) for name in list(rest) if name in known}
+        groups[group.name] = kind(**values)
+    if rest:
+        names = ", ".join(flatten(TrainConfig()))
+        raise ConfigError(f"There is no setting {', '.join(map(str, rest))}; the settings are {names}.")
+    return TrainConfig(**groups)
+
+
+def _coerce(setting: "dataclasses.Field[Any]", value: Any) -> Any:
+    """`value` as the type of `setting`: paths of strings, floats of ints and of YAML's 1e-3, which it reads as text."""
+    wanted = str(setting.type)
+    if value is None and "None" in wanted:
+        return None
+    try:
+        if "Path" in wanted:
+            return Path(value)
+        if "float" in wanted and not isinstance(value, bool):
+            return float(value)
+    except (TypeError, ValueError):
+        raise ConfigError(f"{setting.name} is {value!r}; it needs to be a {wanted}.") from None
+    if "Literal" in wanted:
+        choices = setting.type.__args__
+        require(value in choices, f"{setting.name} is {value!r}; it needs to be one of {', '.join(choices)}.")
+        return value
+    expected = bool if wanted == "<class 'bool'>" else int if "int" in wanted else str
+    require(type(value) is expected, f"{setting.name} is {value!r}; it needs to be of type {expected.__name__}.")
+    return value
+
+
+def load_yaml(path: Path) -> TrainConfig:
+    """Settings from a YAML file. Raises ConfigError with the path and what is wrong."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"The file {path} given with --config cannot be read: {error}.") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"The file {path} given with --config is not YAML: {error}.") from None
+    require(isinstance(content or {}, dict), f"{path} needs lines of the form `name: value`.")
+    try:
+        return from_flat(content or {})
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def save_yaml(config: TrainConfig, path: Path) -> None:
+    """Write all settings, so that `--config` with this file repeats the run."""
+    path.write_text(yaml.safe_dump(flatten(config), sort_keys=False), encoding="utf-8")

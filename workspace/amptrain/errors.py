@@ -1,0 +1,9 @@
+"""The two ways a run ends badly. Both carry one or more sentences for the person reading."""
+
+
+class ConfigError(ValueError):
+    """What was asked for cannot be done: the command line exits with 2."""
+
+
+class TrainingError(RuntimeError):
+    """Training itself failed: the command line exits with 1."""
