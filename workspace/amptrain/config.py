@@ -7,7 +7,7 @@ names, without the group in front; so every name is used once.
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import yaml
 
@@ -253,7 +253,7 @@ def _coerce(setting: "dataclasses.Field[Any]", value: Any) -> Any:
     except (TypeError, ValueError):
         raise ConfigError(f"{setting.name} is {value!r}; it needs to be a {wanted}.") from None
     if "Literal" in wanted:
-        choices = setting.type.__args__
+        choices = get_args(setting.type)
         require(value in choices, f"{setting.name} is {value!r}; it needs to be one of {', '.join(choices)}.")
         return value
     expected = bool if wanted == "<class 'bool'>" else int if "int" in wanted else str

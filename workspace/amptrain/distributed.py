@@ -1,0 +1,168 @@
+"""The processes of one run: alone, or as torchrun starts them."""
+
+import datetime
+import fcntl
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from amptrain.errors import ConfigError, TrainingError
+from amptrain.limits import usable_cpus
+
+TIMEOUT = datetime.timedelta(minutes=10)
+SIOCGIFADDR = 0x8915
+"""ioctl that tells an interface's IPv4 address (netdevice(7))."""
+
+
+class Processes:
+    """This process among those of the run. With one process, all methods give back what they are given."""
+
+    def __init__(self, device: str) -> None:
+        """Reads what torchrun sets. Raises ConfigError if `device` (auto, cuda, cpu) is not there."""
+        self.rank = int(os.environ.get("RANK", "0"))
+        self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        self.device = _device(device, local_rank)
+        self.cpus = max(1, usable_cpus() // local_world_size)
+        # torch starts a thread for each CPU of the host, whatever the quota, in each process.
+        torch.set_num_threads(min(self.cpus, int(os.environ.get("OMP_NUM_THREADS") or self.cpus)))
+        self._control: dist.ProcessGroup | None = None
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        if self.world_size > 1:
+            self._join()
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which prints and saves."""
+        return self.rank == 0
+
+    def any(self, flag: bool) -> bool:
+        """Whether `flag` is set in any process; all get the same answer, at the same batch.
+
+        Over gloo and between the hosts (some 0.2 ms on one machine), so that no device waits for it; and because gloo
+        notices a dead process at once, where NCCL would wait for its timeout.
+        """
+        return self.sum([float(flag)])[0] > 0
+
+    def sum(self, values: list[float]) -> list[float]:
+        """Sums over all processes, in FP64."""
+        if self._control is None:
+            return values
+        total = torch.tensor(values, dtype=torch.float64)
+        with self._peers():
+            dist.all_reduce(total, group=self._control)
+        return [float(value) for value in total]
+
+    def gather(self, value: Any) -> list[Any]:
+        """`value` of every process, in the order of ranks."""
+        if self._control is None:
+            return [value]
+        values: list[Any] = [None] * self.world_size
+        with self._peers():
+            dist.all_gather_object(values, value, group=self._control)
+        return values
+
+    def from_main(self, value: Any) -> Any:
+        """`value` of rank 0."""
+        if self._control is None:
+            return value
+        values = [value]
+        with self._peers():
+            dist.broadcast_object_list(values, src=0, group=self._control)
+        return values[0]
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """`model` as DDP, if there are several processes."""
+        if self._control is None:
+            return model
+        return nn.parallel.DistributedDataParallel(
+            model, device_ids=[self.device] if self.device.type == "cuda" else None, gradient_as_bucket_view=True
+        )
+
+    def share_buffers(self, model: nn.Module) -> None:
+        """Rank 0's BatchNorm statistics for all: they are what a checkpoint holds, and what is to be validated."""
+        if self._control is not None:
+            with self._peers():
+                for buffer in model.buffers():
+                    dist.broadcast(buffer, src=0)
+
+    def close(self) -> None:
+        """Leave the group; only after a run that went well, since a broken group can hang here."""
+        if self._control is not None:
+            dist.destroy_process_group()
+
+    @contextmanager
+    def _peers(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            raise TrainingError(
+                f"Rank {self.rank} lost another process of this run, so it ends too: see that process's last lines for "
+                f"the cause. ({_first_line(error)})"
+            ) from error
+
+    def peer_lost(self, error: RuntimeError) -> bool:
+        """Whether `error`, raised in a training step, says that another process is gone."""
+        text = str(error)
+        return self.world_size > 1 and any(sign in text for sign in ("gloo", "NCCL", "Connection closed by peer"))
+
+    def _join(self) -> None:
+        if "GLOO_SOCKET_IFNAME" not in os.environ:
+            # Gloo asks for the address of the host's name, which in a container may be 127.0.0.1 or unknown.
+            name = _interface(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+            if name is not None:
+                os.environ["GLOO_SOCKET_IFNAME"] = name
+        if self.device.type == "cuda":
+            dist.init_process_group("nccl", timeout=TIMEOUT, device_id=self.device)
+            self._control = dist.new_group(backend="gloo", timeout=TIMEOUT)
+        else:
+            dist.init_process_group("gloo", timeout=TIMEOUT)
+            self._control = dist.group.WORLD
+
+
+def _device(asked: str, local_rank: int) -> torch.device:
+    if asked == "cpu" or (asked == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    if count == 0:
+        raise ConfigError(
+            "--device cuda was given and torch finds no CUDA device. Start the container with --gpus all, or use "
+            "--device cpu."
+        )
+    if local_rank >= count:
+        raise ConfigError(
+            f"Process {local_rank} of this host has no GPU of its own: there are {count}. Use --nproc-per-node={count}."
+        )
+    return torch.device("cuda", local_rank)
+
+
+def _interface(host: str, port: int) -> str | None:
+    """Name of the interface that packets to `host` leave by, None if that cannot be found out. Sends nothing."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            sock.connect((host, port))
+            address = sock.getsockname()[0]
+            for _, name in socket.if_nameindex():
+                request = struct.pack("256s", name.encode())
+                try:
+                    answer = fcntl.ioctl(sock.fileno(), SIOCGIFADDR, request)
+                except OSError:  # an interface without an IPv4 address
+                    continue
+                if socket.inet_ntoa(answer[20:24]) == address:
+                    return name
+    except OSError:
+        return None
+    return None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,130 @@
+"""From data sets to batches on the device: workers, shared memory, copies that overlap with computing."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from amptrain.data import FakeImages, Images, Key, Sample, Task
+from amptrain.errors import ConfigError, TrainingError
+from amptrain.limits import shared_memory_free
+from amptrain.signals import ignore_stop_signals
+
+WORKER_TIMEOUT = 600.0
+"""Seconds without a batch after which a loader is given up: its workers ignore SIGTERM, so a stuck one must be seen."""
+
+
+class Batch(NamedTuple):
+    """Samples that were read together."""
+
+    images: Tensor
+    labels: Tensor
+    broken: tuple[str, ...]
+
+
+def collate(samples: list[Sample]) -> Batch:
+    """One tensor of the images that could be read."""
+    good = [sample for sample in samples if sample.label >= 0]
+    images = torch.stack([sample.image for sample in good]) if good else samples[0].image.unsqueeze(0)[:0]
+    labels = torch.tensor([sample.label for sample in good], dtype=torch.int64)
+    return Batch(images, labels, tuple(line for sample in samples for line in sample.broken))
+
+
+def choose_workers(asked: int | None, task: Task, cpus: int, prefetch: int, images: int) -> int:
+    """Loader workers of this process: as asked for, else one a CPU, as far as shared memory holds their batches.
+
+    `images` is the most images in a batch; `cpus` are those of this process. Raises ConfigError if what was asked for
+    does not fit: a worker that finds /dev/shm full dies of a bus error (pytorch#5040).
+    """
+    if isinstance(task.train, FakeImages):
+        return 0
+    channels, height, width = task.shape
+    # Besides the batches that wait, one is being filled by each worker and one is being read.
+    need_each = images * channels * height * width * (prefetch + 1)
+    free = shared_memory_free()
+    workers = asked if asked is not None else 0 if task.in_memory else min(cpus, 16)
+    fitting = free // need_each
+    if workers <= fitting:
+        return workers
+    if asked is None:
+        return fitting
+    mib = 1024**2
+    raise ConfigError(
+        f"/dev/shm has {free // mib} MiB free, and --workers {workers} with --prefetch {prefetch} need "
+        f"{workers * need_each // mib + 1} MiB. Start the container with "
+        f"--shm-size={2 * workers * need_each // mib + 64}m (compose: shm_size), or use --workers {fitting}."
+    )
+
+
+def make_loader(
+    images: Images, batches: Iterable[list[Key]], workers: int, prefetch: int, pin_memory: bool
+) -> DataLoader[Batch]:
+    """A loader of `batches`, a batch sampler."""
+    return DataLoader(
+        images,  # type: ignore[arg-type]  # torch has one type for what a data set gives and what a loader gives
+        batch_sampler=batches,
+        num_workers=workers,
+        collate_fn=collate,
+        pin_memory=pin_memory,
+        timeout=WORKER_TIMEOUT if workers else 0,
+        worker_init_fn=ignore_stop_signals if workers else None,
+        prefetch_factor=prefetch if workers else None,
+        persistent_workers=workers > 0,
+        # Making an iterator draws a number; from the global generator it would change what a resumed run draws next.
+        generator=torch.Generator().manual_seed(0),
+    )
+
+
+class DeviceBatches:
+    """Iterates over a loader's batches as (images, labels) on the device.
+
+    Images come as normalised float32, (n, channels, height, width), in `memory_format`. On CUDA the copy and the
+    normalisation run on a stream of their own, beside the step before. `waited` counts the seconds that the host spent
+    waiting for the loader. `report` is told of the images that could not be read.
+    """
+
+    def __init__(
+        self,
+        loader: Iterable[Batch],
+        task: Task,
+        device: torch.device,
+        memory_format: torch.memory_format,
+        report: Callable[[tuple[str, ...]], None],
+    ) -> None:
+        self.loader, self.device, self.memory_format, self.report = loader, device, memory_format, report
+        self.waited = 0.0
+        self.mean = torch.tensor(task.mean, device=device).view(-1, 1, 1)
+        self.std = torch.tensor(task.std, device=device).view(-1, 1, 1)
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        batches = iter(self.loader)
+        while (ready := self._next(batches)) is not None:
+            if self.stream is not None:
+                current = torch.cuda.current_stream(self.device)
+                current.wait_stream(self.stream)
+                for tensor in ready:
+                    tensor.record_stream(current)
+            yield ready
+
+    def _next(self, batches: Iterator[Batch]) -> tuple[Tensor, Tensor] | None:
+        started = time.perf_counter()
+        try:
+            batch = next(batches, None)
+        except RuntimeError as error:
+            if "DataLoader" not in str(error):
+                raise
+            raise TrainingError(
+                f"A loader worker ended or hangs: {error} If memory ran out, lower --workers or --prefetch."
+            ) from error
+        self.waited += time.perf_counter() - started
+        if batch is None:
+            return None
+        self.report(batch.broken)
+        with torch.cuda.stream(self.stream):  # does nothing without a stream
+            images = batch.images.to(self.device, non_blocking=True, memory_format=self.memory_format)
+            labels = batch.labels.to(self.device, non_blocking=True)
+            return (images.float() - self.mean) / self.std, labels

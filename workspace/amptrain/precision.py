@@ -1,0 +1,189 @@
+"""One class per precision. Parameters are FP32 in all; what differs is the arithmetic and, for fp16, the loss scale."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
+
+from amptrain.config import PrecisionConfig
+from amptrain.errors import ConfigError
+
+
+class Precision:
+    """Base of the precisions: no autocast, no scaler. `configure()` sets torch's global TF32 switches to `tf32`."""
+
+    name: ClassVar[str]
+    dtype: ClassVar[torch.dtype | None] = None
+    """What autocast computes in; None is no autocast."""
+    tf32: ClassVar[bool] = False
+    """Whether FP32 multiplications may use TF32; with autocast, those that it leaves in FP32."""
+
+    def __init__(self, device: torch.device, config: PrecisionConfig) -> None:
+        self.device = device
+        self.one = torch.ones((), device=device)
+
+    def configure(self) -> None:
+        """Set both TF32 switches: by default torch has it off for matmul and on for cuDNN, which is no FP32 at all."""
+        if hasattr(torch.backends.cuda.matmul, "fp32_precision"):  # torch 2.9 and later warn of the switches below
+            mode = "tf32" if self.tf32 else "ieee"
+            torch.backends.cuda.matmul.fp32_precision = mode
+            cudnn: Any = torch.backends.cudnn  # torch 2.6 does not know its parts
+            cudnn.conv.fp32_precision = mode
+            cudnn.rnn.fp32_precision = mode
+        else:
+            torch.backends.cuda.matmul.allow_tf32 = self.tf32
+            torch.backends.cudnn.allow_tf32 = self.tf32
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Where the forward pass runs, in training and in validation."""
+        if self.dtype is None:
+            return nullcontext()
+        # The type is always given: autocast's own default on CUDA is fp16, which without a scaler goes wrong silently.
+        return torch.autocast(self.device.type, dtype=self.dtype)
+
+    @property
+    def loss_scale(self) -> Tensor:
+        """What the loss is multiplied with; a 0-d tensor on the device."""
+        return self.one
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """The loss to call backward on."""
+        return loss
+
+    def unscale(self, optimizer: Optimizer) -> Tensor | None:
+        """Make the gradients true ones. Returns the scaler's found_inf (0-d, 1 for an overflow), None without one."""
+        return None
+
+    def step(self, optimizer: Optimizer, found_inf: Tensor) -> None:
+        """The optimizer's step, unless `found_inf` is 1: a gradient that is not finite is no use in any precision."""
+        if getattr(optimizer, "_step_supports_amp_scaling", False):
+            # What GradScaler does: fused kernels look at found_inf on the device, so the host need not wait for it.
+            extras: Any = optimizer
+            extras.grad_scale, extras.found_inf = None, found_inf
+            try:
+                optimizer.step()
+            finally:
+                del extras.grad_scale, extras.found_inf
+        elif not found_inf.item():
+            optimizer.step()
+
+    def update(self) -> None:
+        """Adapt the scale to what the last step found."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain types, to continue from; empty without a scaler."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict()`."""
+
+    def describe(self) -> str:
+        """For people and results, such as `bf16 (autocast bfloat16, parameters FP32, TF32 on)`."""
+        arithmetic = "no autocast" if self.dtype is None else f"autocast {str(self.dtype).removeprefix('torch.')}"
+        return f"{self.name} ({arithmetic}, parameters FP32, TF32 {'on' if self.tf32 else 'off'})"
+
+
+class Fp32(Precision):
+    """True FP32."""
+
+    name = "fp32"
+
+
+class Tf32(Precision):
+    """FP32 whose matrix multiplications and convolutions round their inputs to TF32's 10 bits."""
+
+    name = "tf32"
+    tf32 = True
+
+
+class Bf16(Precision):
+    """Autocast to bfloat16. It has FP32's range, so it needs no scaler and never has one."""
+
+    name = "bf16"
+    dtype = torch.bfloat16
+    tf32 = True
+
+
+class Fp16(Precision):
+    """Autocast to float16, always with a scaler: small gradients would vanish without one."""
+
+    name = "fp16"
+    dtype = torch.float16
+    tf32 = True
+
+    def __init__(self, device: torch.device, config: PrecisionConfig) -> None:
+        super().__init__(device, config)
+        self.scaler = GradScaler(
+            device.type,
+            init_scale=config.init_scale,
+            growth_factor=config.growth_factor,
+            backoff_factor=config.backoff_factor,
+            growth_interval=config.growth_interval,
+        )
+        self.scaler.scale(self.one)  # makes the scaler's own tensors, which it otherwise makes at its first loss
+
+    @property
+    def loss_scale(self) -> Tensor:
+        scale = self.scaler._get_scale_async()  # get_scale() would make the host wait
+        assert scale is not None
+        return scale
+
+    def scale(self, loss: Tensor) -> Tensor:
+        return self.scaler.scale(loss)
+
+    def unscale(self, optimizer: Optimizer) -> Tensor | None:
+        self.scaler.unscale_(optimizer)
+        found = self.scaler._found_inf_per_device(optimizer)
+        return torch.stack([value.to(self.device) for value in found.values()]).amax()
+
+    def step(self, optimizer: Optimizer, found_inf: Tensor) -> None:
+        self.scaler.step(optimizer)
+
+    def update(self) -> None:
+        self.scaler.update()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.scaler.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.scaler.load_state_dict(state)
+        self.loss_scale.fill_(state["scale"])  # torch keeps a scale tensor that it already has
+
+
+PRECISIONS: dict[str, type[Precision]] = {kind.name: kind for kind in (Fp32, Tf32, Bf16, Fp16)}
+
+
+def resolve_precision(config: PrecisionConfig, device: torch.device) -> Precision:
+    """The precision of `config` on `device`; `auto` is bf16, or fp16 on a GPU that only emulates bf16.
+
+    Raises ConfigError where the device cannot do what was asked for.
+    """
+    name = config.precision
+    if name == "auto":
+        native = device.type == "cpu" or torch.cuda.is_bf16_supported(including_emulation=False)
+        name = "bf16" if native else "fp16"
+    if name == "tf32" and device.type != "cuda":
+        raise ConfigError("--precision tf32 needs a CUDA device: TF32 is a mode of tensor cores. Use fp32 on a CPU.")
+    if name == "tf32" and torch.cuda.get_device_capability(device) < (8, 0):
+        raise ConfigError(
+            f"--precision tf32 needs an Ampere GPU or newer; {torch.cuda.get_device_name(device)} has none. Use fp32."
+        )
+    return PRECISIONS[name](device, config)
+
+
+def require_fp32(model: nn.Module) -> None:
+    """Raise ConfigError unless all floating-point parameters are FP32, which GradScaler and all updates rely on."""
+    for name, parameter in _floating(model):
+        if parameter.dtype != torch.float32:
+            raise ConfigError(
+                f"The parameter {name} is {str(parameter.dtype).removeprefix('torch.')}; mixed precision needs FP32 "
+                "parameters (autocast casts copies of them): leave out .half() and .bfloat16() on the model."
+            )
+
+
+def _floating(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    return ((name, parameter) for name, parameter in model.named_parameters() if parameter.is_floating_point())

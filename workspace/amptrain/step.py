@@ -1,0 +1,157 @@
+"""One optimizer step in mixed precision: what it does, and how one learns what it did without making the host wait."""
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from amptrain.precision import Precision
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroBatch:
+    """A part of what one step learns from, on the device."""
+
+    images: Tensor
+    """float32, (n, channels, height, width)."""
+    labels: Tensor
+    """int64, (n,)."""
+    share: float
+    """Weight of this part's mean loss in the step's: its images over the step's, times the number of processes,
+    because DDP takes the mean over these. Right also where the last window of an epoch is a short one."""
+    last: bool
+    """Whether the step's gradients are complete with this one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOutcome:
+    """What one optimizer step did."""
+
+    skipped: bool
+    """Whether a gradient was not finite, and therefore nothing moved."""
+    scale_before: float
+    scale_after: float
+    grad_norm: float
+    """Norm of the true (unscaled, unclipped) gradient; inf or NaN if skipped."""
+    loss: float
+    """This process's share of the step's loss."""
+    nonfinite_parameter: str | None
+    """If skipped, the first parameter whose gradient is not finite."""
+
+
+class PendingOutcome:
+    """A StepOutcome still on the device. `read()` waits until this step, but nothing queued after it, is done."""
+
+    def __init__(self, found_inf: Tensor, values: Tensor, names: Sequence[str]) -> None:
+        self.found_inf = found_inf
+        self._names = names
+        self._values = values.to("cpu", non_blocking=True)
+        self._ready = torch.cuda.Event() if values.is_cuda else None
+        if self._ready is not None:
+            self._ready.record()
+
+    def read(self) -> StepOutcome:
+        """The outcome, as plain numbers."""
+        if self._ready is not None:
+            self._ready.synchronize()
+        found_inf, before, after, norm, loss, first = self._values.tolist()
+        skipped = found_inf != 0
+        return StepOutcome(
+            skipped=skipped,
+            scale_before=before,
+            scale_after=after,
+            grad_norm=norm,
+            loss=loss,
+            nonfinite_parameter=self._names[int(first)] if skipped else None,
+        )
+
+
+class BufferGuard:
+    """Puts a model's buffers back after a skipped step.
+
+    The forward pass of a step that overflows has already written inf into BatchNorm's running statistics, where it
+    would stay for ever (pytorch#90342). The choice between old and new is made on the device.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        by_dtype: dict[torch.dtype, list[Tensor]] = {}
+        for buffer in model.buffers():
+            by_dtype.setdefault(buffer.dtype, []).append(buffer)
+        self._groups = list(by_dtype.values())
+        self._saved: list[Tensor] = []
+
+    def save(self) -> None:
+        """Remember the buffers as they are."""
+        self._saved = [_flat(group) for group in self._groups]
+
+    @torch.no_grad()
+    def restore(self, found_inf: Tensor) -> None:
+        """The remembered values where `found_inf` (0-d) is not 0."""
+        for group, saved in zip(self._groups, self._saved, strict=True):
+            kept = torch.where(found_inf != 0, saved, _flat(group)).split([buffer.numel() for buffer in group])
+            torch._foreach_copy_(group, [part.view_as(buffer) for part, buffer in zip(kept, group, strict=True)])
+        self._saved = []
+
+
+def _flat(group: list[Tensor]) -> Tensor:
+    return torch.cat([buffer.flatten() for buffer in group])
+
+
+def amp_step(
+    model: nn.Module,
+    optimizer: Optimizer,
+    precision: Precision,
+    batches: Iterable[MicroBatch],
+    *,
+    loss_fn: Callable[[Tensor, Tensor], Tensor],
+    guard: BufferGuard,
+    learning_rate: Callable[[], float],
+    clip_norm: float | None = None,
+) -> PendingOutcome:
+    """One optimizer step over the micro-batches. If a gradient is not finite nothing moves, in any precision.
+
+    `learning_rate` is asked as late as can be, when this step's work is already queued: it may have to wait for the
+    outcome of the step before, and the device then has work for that time.
+    """
+    optimizer.zero_grad(set_to_none=True)
+    guard.save()
+    losses = []
+    for batch in batches:
+        # Processes exchange gradients once, with the last micro-batch.
+        alone = isinstance(model, DistributedDataParallel) and not batch.last
+        with model.no_sync() if alone else nullcontext():  # type: ignore[operator]
+            with precision.autocast():
+                loss = loss_fn(model(batch.images), batch.labels) * batch.share
+            precision.scale(loss).backward()
+        losses.append(loss.detach())
+
+    overflow = precision.unscale(optimizer)
+    names, gradients = _gradients(model)
+    norms = torch.stack(torch._foreach_norm(gradients))
+    grad_norm = torch.linalg.vector_norm(norms)
+    found_inf = (~torch.isfinite(grad_norm)).float() if overflow is None else overflow
+    if clip_norm is not None:
+        torch.nn.utils.clip_grads_with_norm_(model.parameters(), clip_norm, grad_norm)
+
+    scale_before = precision.loss_scale.clone()
+    rate = learning_rate()
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    precision.step(optimizer, found_inf)
+    precision.update()
+    guard.restore(found_inf)
+
+    first = torch.isfinite(norms).logical_not().float().argmax()
+    values = [found_inf, scale_before, precision.loss_scale, grad_norm, torch.stack(losses).sum(), first]
+    return PendingOutcome(found_inf, torch.stack([value.double() for value in values]), names)
+
+
+def _gradients(model: nn.Module) -> tuple[list[str], list[Tensor]]:
+    """Names and gradients of the parameters that have one, in the model's order."""
+    module = model.module if isinstance(model, DistributedDataParallel) else model
+    pairs = [(name, parameter.grad) for name, parameter in module.named_parameters() if parameter.grad is not None]
+    return [name for name, _ in pairs], [gradient for _, gradient in pairs]

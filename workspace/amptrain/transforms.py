@@ -1,0 +1,55 @@
+"""Random changes of training images. Each is a pure function of an image and a generator made for that image alone."""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+Pixels = NDArray[np.uint8]
+"""uint8, (channels, height, width)."""
+
+
+def sample_rng(seed: int, epoch: int, index: int) -> np.random.Generator:
+    """The random numbers of image `index` in epoch `epoch`.
+
+    A counter-based generator: the same in whichever worker, after whatever came before, so a resumed run augments
+    exactly as the run that was never stopped. Worker seeds differ with the number of workers (pytorch#7209).
+    """
+    return np.random.Generator(np.random.Philox(key=[seed, epoch], counter=[0, 0, 0, index]))
+
+
+def shift(image: Pixels, most: int, rng: np.random.Generator) -> Pixels:
+    """Move the image by up to `most` pixels each way, filling with zeros."""
+    padded = np.pad(image, ((0, 0), (most, most), (most, most)))
+    y, x = rng.integers(0, 2 * most + 1, 2)
+    return padded[:, y : y + image.shape[1], x : x + image.shape[2]]
+
+
+def flip(image: Pixels, rng: np.random.Generator) -> Pixels:
+    """Left for right, every other time."""
+    return image[:, :, ::-1] if rng.random() < 0.5 else image
+
+
+def random_resized_crop(image: Image.Image, size: int, rng: np.random.Generator) -> Image.Image:
+    """A random part of 8 % to 100 % of the area, its sides at 3:4 to 4:3, as a square of `size` pixels.
+
+    The distribution is that of Inception (Szegedy et al., arXiv:1409.4842, section 6).
+    """
+    width, height = image.size
+    for _ in range(10):
+        area = width * height * rng.uniform(0.08, 1.0)
+        ratio = math.exp(rng.uniform(math.log(3 / 4), math.log(4 / 3)))
+        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < w <= width and 0 < h <= height:
+            x, y = int(rng.integers(0, width - w + 1)), int(rng.integers(0, height - h + 1))
+            return image.resize((size, size), Image.Resampling.BILINEAR, box=(x, y, x + w, y + h))
+    return center_crop(image, size, zoom=1.0)
+
+
+def center_crop(image: Image.Image, size: int, zoom: float = 256 / 224) -> Image.Image:
+    """The middle of the image as a square of `size` pixels, cut from a shorter side of `size * zoom` pixels."""
+    width, height = image.size
+    side = min(width, height) / zoom
+    x, y = (width - side) / 2, (height - side) / 2
+    return image.resize((size, size), Image.Resampling.BILINEAR, box=(x, y, x + side, y + side))
