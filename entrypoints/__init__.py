@@ -1,0 +1,1 @@
+"""What runs in the container before the user's program. Standard library only."""

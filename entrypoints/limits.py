@@ -1,0 +1,71 @@
+"""The container's limits: what the cgroup allows, and what follows from it."""
+
+import os
+import resource
+from collections.abc import MutableMapping
+from pathlib import Path
+
+from entrypoints.errors import warn
+
+CGROUP = Path("/sys/fs/cgroup")
+SHM = Path("/dev/shm")
+SHM_NEEDED = 1 << 30  # bytes; Docker's 64 MB kills DataLoader workers with "Bus error" (pytorch#5040)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def cpu_quota(cgroup: Path = CGROUP) -> float | None:
+    """CPUs the cgroup lets us use (`docker run --cpus`), or None where there is no quota. cgroup v2, else v1."""
+    fields = _read(cgroup / "cpu.max").split()
+    if len(fields) != 2:
+        v1 = cgroup / "cpu"
+        fields = [_read(v1 / "cpu.cfs_quota_us") or "-1", _read(v1 / "cpu.cfs_period_us") or "100000"]
+    quota, period = fields
+    if quota == "max" or int(quota) <= 0:
+        return None
+    return int(quota) / int(period)
+
+
+def memory_limit(cgroup: Path = CGROUP) -> int | None:
+    """Bytes of memory the cgroup lets us use, or None where there is no limit. cgroup v2, else v1."""
+    text = _read(cgroup / "memory.max") or _read(cgroup / "memory" / "memory.limit_in_bytes")
+    if not text or text == "max":
+        return None
+    return int(text) if int(text) < 1 << 60 else None  # v1 writes "no limit" as a number near 2**63
+
+
+def usable_cpus(cgroup: Path = CGROUP) -> int:
+    """Whole CPUs to plan threads for: the least of affinity and quota, at least 1."""
+    quota = cpu_quota(cgroup)
+    affinity = len(os.sched_getaffinity(0))
+    return max(1, min(affinity, int(quota)) if quota is not None else affinity)
+
+
+def limit_threads(environment: MutableMapping[str, str]) -> None:
+    """Set OMP_NUM_THREADS (which MKL, OpenBLAS and torch follow) to the quota, unless the user has set it.
+
+    Libraries count the host's cores; 64 threads on a quota of 4 CPUs run many times slower (ollama#17916).
+    """
+    if cpu_quota() is not None:
+        environment.setdefault("OMP_NUM_THREADS", str(usable_cpus()))
+
+
+def raise_open_files() -> None:
+    """Raise the soft limit of open files to the hard one: Docker 29 starts with 1024, too few for data loaders."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def check_shared_memory(folder: Path = SHM) -> None:
+    """Warn where /dev/shm is too small for loader workers, with the flag that mends it."""
+    size = os.statvfs(folder).f_blocks * os.statvfs(folder).f_frsize
+    if size < SHM_NEEDED:
+        warn(
+            f"{folder} has {size >> 20} MB; data loader workers need more and die with 'Bus error'. "
+            "Start the container with --shm-size=8g (the compose file does)."
+        )

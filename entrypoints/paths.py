@@ -1,0 +1,12 @@
+"""Where things lie in the container."""
+
+from pathlib import Path
+
+RUN = Path("/run/pytorch-cuda")  # this start's state; gone with the container, a tmpfs when the root is read-only
+STATE = Path("/var/lib/pytorch-cuda")  # what must outlive the container: ssh host keys
+WORKSPACE = Path("/workspace")
+HOME = Path("/home/dev")
+ENVIRONMENT = RUN / "environment.sh"
+MODE = RUN / "mode.json"  # which mode runs, and where it listens: read by the health check
+VENV = Path("/opt/venv")
+SECRETS = Path("/run/secrets")  # where Compose and Swarm mount secrets
