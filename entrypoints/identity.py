@@ -11,7 +11,7 @@ from entrypoints.errors import EntrypointError, warn
 from entrypoints.paths import HOME, RUN, WORKSPACE
 
 NAME = "dev"
-UNNAMED_NAME = "user"  # what a uid without a name is called when the container starts with --user
+UNNAMED_NAME = "user"  # a uid of --user without a name; `dev` is the image's uid 1000, which it is not
 UNNAMED = RUN / "users"  # /var/lib/extrausers points here
 TEMPLATES = Path("/opt/etc")
 DEFAULT_ID = 1000
@@ -131,8 +131,7 @@ def name_user(identity: Identity, password_hash: str = "*") -> None:
     '*' is no password, yet not a locked account: without PAM, sshd refuses the keys of a locked one (atmoz/sftp#50).
     """
     if os.getuid() != 0:
-        if not known(identity.uid):
-            name_unnamed(identity, password_hash)
+        name_unnamed(identity, password_hash)
         return
     lines = {
         "passwd": {
@@ -168,14 +167,13 @@ def known(uid: int) -> bool:
 
 
 def name_unnamed(identity: Identity, password_hash: str) -> None:
-    """Name the uid of a start with --user `user` (`dev` is the image's uid 1000, which it is not)."""
-    entries = {
-        "passwd": (f"{UNNAMED_NAME}:x:{identity.uid}:{identity.gid}::{identity.home}:/bin/bash\n", 0o644),
-        "group": (f"{UNNAMED_NAME}:x:{identity.gid}:\n", 0o644),
-        "shadow": (f"{UNNAMED_NAME}:{password_hash}:20000:0:99999:7:::\n", 0o600),
-    }
-    for file, (text, mode) in entries.items():
-        write_private(UNNAMED / file, text, mode)
+    """Name the uid of a start with --user, unless it has a name; sshd, run as that uid, reads its password here."""
+    entries = {"shadow": f"{identity.name}:{password_hash}:20000:0:99999:7:::\n"}
+    if not known(identity.uid):
+        entries["passwd"] = f"{identity.name}:x:{identity.uid}:{identity.gid}::{identity.home}:/bin/bash\n"
+        entries["group"] = f"{identity.name}:x:{identity.gid}:\n"
+    for file, text in entries.items():
+        write_private(UNNAMED / file, text, 0o600 if file == "shadow" else 0o644)
 
 
 def own_home(identity: Identity) -> None:

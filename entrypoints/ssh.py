@@ -15,7 +15,7 @@ from entrypoints.program import require_free_port, write_mode
 
 SSHD = "/usr/sbin/sshd"
 PORT = 2222
-KEYS = RUN / "authorized_keys"
+PRIVATE = ".ssh-server"  # in the home, for what a start with --user keeps: sshd wants a folder no other can write to
 
 
 def is_sshd(word: str) -> bool:
@@ -47,7 +47,9 @@ def prepare(
     require_free_port(port, "sshd")
     keys = operator_keys(environment)
     users = [NAME, "root"] if os.getuid() == 0 else [identity.name]
-    install_keys(keys, users)
+    folder = RUN if os.getuid() == 0 else identity.home / PRIVATE
+    folder.mkdir(mode=0o700, exist_ok=True)
+    authorized = install_keys(folder / "authorized_keys", keys, users)
     password = None if keys or personal_keys(identity) else first_password(environment)
     name_user(identity, hashed(password) if password else "*")
     if os.getuid() == 0:
@@ -57,18 +59,19 @@ def prepare(
     announce(environment, users, port, password, host_key)
     options = ["-e", "-p", str(port), "-h", str(host_key)] if port == default_port else ["-e", "-h", str(host_key)]
     options += ["-o", f"PasswordAuthentication={'yes' if password else 'no'}"]
-    options += ["-o", f"AuthorizedKeysFile={KEYS}/%u .ssh/authorized_keys"]
+    options += ["-o", f"AuthorizedKeysFile={authorized}/%u .ssh/authorized_keys"]
     own = [argument for argument in arguments if argument not in ("-D", "-e")]
     return [SSHD, "-D", *options, *own]
 
 
-def install_keys(keys: Sequence[str], users: Sequence[str]) -> None:
-    """Put root's copy of the keys where sshd looks: owner and mode of a mount no longer matter (docker-sshd#5)."""
-    shutil.rmtree(KEYS, ignore_errors=True)
-    KEYS.mkdir(mode=0o755)
+def install_keys(folder: Path, keys: Sequence[str], users: Sequence[str]) -> Path:
+    """Put our own copy of the keys where sshd looks: owner and mode of a mount no longer matter (docker-sshd#5)."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o755)
     for user in users if keys else ():
-        (KEYS / user).write_text("".join(f"{key}\n" for key in keys))
-        (KEYS / user).chmod(0o644)
+        (folder / user).write_text("".join(f"{key}\n" for key in keys))
+        (folder / user).chmod(0o644)
+    return folder
 
 
 def personal_keys(identity: Identity) -> bool:
@@ -106,7 +109,7 @@ def ensure_host_key(identity: Identity) -> Path:
         EntrypointError: neither the volume nor the home can be written to.
     """
     shared = STATE / "ssh"
-    folder = shared if os.access(shared, os.W_OK) or os.access(STATE, os.W_OK) else identity.home / ".ssh-host-keys"
+    folder = shared if os.access(shared, os.W_OK) or os.access(STATE, os.W_OK) else identity.home / PRIVATE
     key = folder / "ssh_host_ed25519_key"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

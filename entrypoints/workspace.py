@@ -14,8 +14,14 @@ def check_writable(identity: Identity, required: bool) -> None:
     Raises:
         EntrypointError: it is mounted read-only, and the mode needs to write there (`required`).
     """
-    folder = mounted_workspace(mounts()) or WORKSPACE
-    if os.statvfs(folder).f_flag & os.ST_RDONLY and folder in mounts():
+    folder = mounted_workspace(mounts())
+    if folder is None:
+        if identity.uid not in (0, WORKSPACE.stat().st_uid):
+            warn(
+                f"{WORKSPACE} is the image's own copy, and uid {identity.uid} may not write there: -v ./workspace:{WORKSPACE}"
+            )
+        return
+    if os.statvfs(folder).f_flag & os.ST_RDONLY:
         message = f"{folder} is mounted read-only"
         if required:
             raise EntrypointError(f"{message}, but runs, notebooks and checkpoints are written there; drop `:ro`.")
