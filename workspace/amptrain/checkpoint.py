@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
+from amptrain.errors import CheckpointError
 
-class CheckpointError(RuntimeError):
-    """No checkpoint could be read or written; the sentence says which file and why."""
+__all__ = ["CheckpointError", "CheckpointStore", "Loaded"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from amptrain.errors import ConfigError, TrainingError
 from amptrain.limits import usable_cpus
@@ -88,12 +88,12 @@ class Processes:
             model, device_ids=[self.device] if self.device.type == "cuda" else None, gradient_as_bucket_view=True
         )
 
-    def share_buffers(self, model: nn.Module) -> None:
-        """Rank 0's BatchNorm statistics for all: they are what a checkpoint holds, and what is to be validated."""
+    def share(self, tensors: list[Tensor]) -> None:
+        """Rank 0's values for all, in place."""
         if self._control is not None:
             with self._peers():
-                for buffer in model.buffers():
-                    dist.broadcast(buffer, src=0)
+                for tensor in tensors:
+                    dist.broadcast(tensor, src=0)
 
     def close(self) -> None:
         """Leave the group; only after a run that went well, since a broken group can hang here."""
@@ -105,15 +105,19 @@ class Processes:
         try:
             yield
         except RuntimeError as error:
-            raise TrainingError(
-                f"Rank {self.rank} lost another process of this run, so it ends too: see that process's last lines for "
-                f"the cause. ({_first_line(error)})"
-            ) from error
+            raise self.lost(error) from error
 
     def peer_lost(self, error: RuntimeError) -> bool:
         """Whether `error`, raised in a training step, says that another process is gone."""
         text = str(error)
         return self.world_size > 1 and any(sign in text for sign in ("gloo", "NCCL", "Connection closed by peer"))
+
+    def lost(self, error: RuntimeError) -> TrainingError:
+        """What to raise when another process is gone."""
+        return TrainingError(
+            f"Rank {self.rank} lost another process of this run, so it ends too; the last lines of that process tell "
+            f"the cause. ({str(error).strip().splitlines()[0]})"
+        )
 
     def _join(self) -> None:
         if "GLOO_SOCKET_IFNAME" not in os.environ:
@@ -162,7 +166,3 @@ def _interface(host: str, port: int) -> str | None:
     except OSError:
         return None
     return None
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

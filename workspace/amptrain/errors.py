@@ -1,4 +1,4 @@
-"""The two ways a run ends badly. Both carry one or more sentences for the person reading."""
+"""The ways a run ends badly. All carry one or more sentences for the person reading."""
 
 
 class ConfigError(ValueError):
@@ -7,3 +7,7 @@ class ConfigError(ValueError):
 
 class TrainingError(RuntimeError):
     """Training itself failed: the command line exits with 1."""
+
+
+class CheckpointError(TrainingError):
+    """No checkpoint could be read or written; the sentence says which file and why."""

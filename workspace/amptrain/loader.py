@@ -17,6 +17,9 @@ WORKER_TIMEOUT = 600.0
 """Seconds without a batch after which a loader is given up: its workers ignore SIGTERM, so a stuck one must be seen."""
 
 
+BatchSampler = Iterable[list[Key]]
+
+
 class Batch(NamedTuple):
     """Samples that were read together."""
 
@@ -60,7 +63,7 @@ def choose_workers(asked: int | None, task: Task, cpus: int, prefetch: int, imag
 
 
 def make_loader(
-    images: Images, batches: Iterable[list[Key]], workers: int, prefetch: int, pin_memory: bool
+    images: Images, batches: BatchSampler, workers: int, prefetch: int, pin_memory: bool
 ) -> DataLoader[Batch]:
     """A loader of `batches`, a batch sampler."""
     return DataLoader(
@@ -128,3 +131,25 @@ class DeviceBatches:
             images = batch.images.to(self.device, non_blocking=True, memory_format=self.memory_format)
             labels = batch.labels.to(self.device, non_blocking=True)
             return (images.float() - self.mean) / self.std, labels
+
+
+class FakeBatches:
+    """One batch of noise, made on the device once, in the sizes that `batches` asks for."""
+
+    waited = 0.0
+
+    def __init__(
+        self, batches: BatchSampler, task: Task, device: torch.device, memory_format: torch.memory_format
+    ) -> None:
+        self.batches, self.task, self.device, self.memory_format = batches, task, device, memory_format
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        generator = torch.Generator(self.device).manual_seed(0)
+        images = torch.empty(0)
+        for keys in self.batches:
+            if len(keys) > len(images):
+                shape = (len(keys), *self.task.shape)
+                images = torch.randn(shape, generator=generator, device=self.device)
+                images = images.to(memory_format=self.memory_format)
+                labels = torch.randint(len(self.task.classes), (len(keys),), generator=generator, device=self.device)
+            yield images[: len(keys)], labels[: len(keys)]

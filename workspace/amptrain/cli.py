@@ -1,0 +1,85 @@
+"""The command line: `amptrain COMMAND`, each command with its own flags and --help."""
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from amptrain.config import TrainConfig, load_yaml
+from amptrain.errors import ConfigError, TrainingError
+
+USAGE = """\
+usage: amptrain COMMAND [flags]
+
+  train            train a model, or continue the run of the same name
+  plot             draw loss, learning rate and loss scale of one or more runs
+  verify-resume    show that your settings continue bit for bit after a kill
+
+`amptrain COMMAND --help` tells the flags of a command."""
+
+
+def train(arguments: Sequence[str]) -> int:
+    """`amptrain train`, and `train_amp.py`."""
+    config = parse_config(arguments, prog="amptrain train")
+    from amptrain.train import train as run
+
+    return run(config)
+
+
+def plot(arguments: Sequence[str]) -> int:
+    """`amptrain plot`."""
+    from amptrain.plot import main
+
+    return main(arguments)
+
+
+def verify_resume(arguments: Sequence[str]) -> int:
+    """`amptrain verify-resume`, with the flags of `amptrain train`."""
+    from amptrain.verify import verify_resume as verify
+
+    return verify(parse_config(arguments, prog="amptrain verify-resume"))
+
+
+COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"train": train, "plot": plot, "verify-resume": verify_resume}
+
+
+def parse_config(arguments: Sequence[str], prog: str) -> TrainConfig:
+    """Settings from flags, over those of the file given with --config, over the defaults. Raises ConfigError."""
+    import tyro
+
+    path = _config_path(arguments)
+    defaults = TrainConfig() if path is None else load_yaml(path)
+    options = (tyro.conf.OmitArgPrefixes, tyro.conf.AvoidSubcommands)
+    return tyro.cli(TrainConfig, prog=prog, args=list(arguments), default=defaults, config=options)
+
+
+def _config_path(arguments: Sequence[str]) -> Path | None:
+    """The file after --config, which has to be read before the flags are: it gives their defaults."""
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):
+        name, equals, value = argument.partition("=")
+        if name == "--config":
+            return Path(value if equals else following)
+    return None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command. Returns the exit code: 2 for what cannot be asked for, 1 for what failed; both with a sentence."""
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    if not words or words[0] in {"-h", "--help"}:
+        print(USAGE)
+        return 0
+    if words[0] not in COMMANDS:
+        print(f"amptrain: there is no command {words[0]!r}.\n\n{USAGE}", file=sys.stderr)
+        return 2
+    return run(COMMANDS[words[0]], words[1:])
+
+
+def run(command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
+    """`command`, with its failures told as sentences."""
+    try:
+        return command(arguments)
+    except ConfigError as error:
+        print(f"amptrain: {error}", file=sys.stderr)
+        return 2
+    except TrainingError as error:
+        print(f"amptrain: {error}", file=sys.stderr)
+        return 1

@@ -1,0 +1,63 @@
+"""Where a run's batches come from: training from its next step to the last, and validation."""
+
+from pathlib import Path
+
+import torch
+from torch.utils.data import DataLoader
+
+from amptrain.config import TrainConfig
+from amptrain.data import FakeImages, Images, Task
+from amptrain.distributed import Processes
+from amptrain.errors import TrainingError
+from amptrain.loader import BatchSampler, DeviceBatches, FakeBatches, choose_workers, make_loader
+from amptrain.log import RunLog
+from amptrain.order import Order, TrainBatches, ValidationBatches
+
+
+class Feed:
+    """The batches of this process."""
+
+    def __init__(
+        self, config: TrainConfig, task: Task, order: Order, processes: Processes, memory_format: torch.memory_format
+    ) -> None:
+        """Raises ConfigError if the loader workers do not fit."""
+        self.config, self.task, self.order = config.data, task, order
+        self.processes, self.memory_format = processes, memory_format
+        most = order.micro_batch // processes.world_size
+        self.workers = choose_workers(config.data.workers, task, processes.cpus, config.data.prefetch, most)
+        self.validation_batches = ValidationBatches(len(task.validation), most, processes.rank, processes.world_size)
+        self.broken: set[str] = set()
+
+    def open(self, start: int, stop: int, log: RunLog) -> None:
+        """Make `training`, from step `start` to step `stop`, and `validation`."""
+        self.log = log
+        training = TrainBatches(self.order, start, stop, self.processes.rank)
+        self.training = self._batches(self.task.train, training, self.workers)
+        self.validation = self._batches(self.task.validation, self.validation_batches, min(self.workers, 2))
+
+    def _batches(self, images: Images, batches: BatchSampler, workers: int) -> DeviceBatches | FakeBatches:
+        device = self.processes.device
+        if isinstance(images, FakeImages):
+            return FakeBatches(batches, self.task, device, self.memory_format)
+        loader: DataLoader[object] = make_loader(
+            images, batches, workers, self.config.prefetch, pin_memory=device.type == "cuda"
+        )
+        return DeviceBatches(loader, self.task, device, self.memory_format, self._report)
+
+    def _report(self, broken: tuple[str, ...]) -> None:
+        """Stop at an image that cannot be read, or with --skip-broken say and remember it."""
+        for text in broken:
+            if not self.config.skip_broken:
+                raise TrainingError(
+                    f"The image {text}. Repair or remove it, or leave out what cannot be read with --skip-broken."
+                )
+            if text not in self.broken:
+                self.broken.add(text)
+                self.log.message(f"Left out, the {len(self.broken)}. that cannot be read: {text}")
+
+    def write_broken(self, path: Path) -> int:
+        """List the images that were left out, of all processes, in `path`, if there are any. Returns their number."""
+        broken = sorted(set().union(*self.processes.gather(self.broken)))
+        if broken and self.processes.is_main:
+            path.write_text("\n".join(broken) + "\n", encoding="utf-8")
+        return len(broken)

@@ -1,0 +1,72 @@
+"""What a run may change when it continues, and the random generators it continues with."""
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+from amptrain.config import Plain
+from amptrain.errors import ConfigError
+
+SAME_RESULT = {"name", "runs", "data_dir", "workers", "prefetch", "log_every", "save_every", "keep"}
+"""Settings without influence on the weights."""
+NEED_NEW_RUN = {
+    *("data", "image_size", "augment", "seed", "batch_size", "model", "optimizer", "fused", "ema_decay", "skip_broken"),
+}
+"""Settings without which the saved state, or the place in the data, means nothing."""
+
+
+def check_changes(saved: dict[str, Plain], now: dict[str, Plain]) -> list[str]:
+    """Sentences about settings that differ from those of the checkpoint. Raises ConfigError where it cannot go on."""
+    changed = [name for name in now if saved.get(name) != now[name] and name not in SAME_RESULT]
+    texts = {name: f"{name} {saved.get(name)} → {now[name]}" for name in changed}
+    refused = [texts[name] for name in changed if name in NEED_NEW_RUN]
+    if refused:
+        raise ConfigError(
+            f"This run was started with other settings: {', '.join(refused)}. It cannot continue with these; give the "
+            "old ones, or another --name for a new run."
+        )
+    if not changed:
+        return []
+    return [f"Changed since the checkpoint: {', '.join(texts.values())}. From here on this is another run than before."]
+
+
+def check_world_size(saved: int, now: int) -> list[str]:
+    """Sentences about a changed number of processes."""
+    if saved == now:
+        return []
+    return [
+        f"The checkpoint is of {saved} processes, now there are {now}. Each step takes the same images as before, so "
+        "the result is the same up to rounding; but BatchNorm's statistics and dropout are taken in each process."
+    ]
+
+
+def rng_state(device: torch.device) -> dict[str, Any]:
+    """The generators of this process, as tensors and plain types: torch's, Python's, NumPy's."""
+    kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+        "python": random.getstate(),
+        "numpy": (str(kind), torch.from_numpy(np.asarray(keys).astype(np.int64)), position, has_gauss, float(gauss)),
+    }
+
+
+def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
+    """Continue with the generators of `rng_state()`."""
+    torch.set_rng_state(state["torch"])
+    if device.type == "cuda" and state["cuda"] is not None:
+        torch.cuda.set_rng_state(state["cuda"], device)
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    kind, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, cached))
+
+
+def seed_all(seed: int, rank: int) -> None:
+    """Seed the generators of this process with what differs between ranks: they draw dropout."""
+    words = [int(word) for word in np.random.SeedSequence((seed, rank)).generate_state(3)]
+    torch.manual_seed(words[0])
+    random.seed(words[1])
+    np.random.seed(words[2])

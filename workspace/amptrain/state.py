@@ -1,0 +1,97 @@
+"""What a run consists of between two steps: all that is saved, and built from the settings before it is loaded."""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from amptrain.config import TrainConfig, flatten
+from amptrain.data import Task
+from amptrain.distributed import Processes
+from amptrain.ema import Ema
+from amptrain.model import build_model, build_optimizer
+from amptrain.precision import require_fp32, resolve_precision
+from amptrain.resume import check_changes, check_world_size, rng_state, seed_all, set_rng_state
+from amptrain.step import BufferGuard
+
+
+@dataclass
+class Progress:
+    """How far a run is."""
+
+    step: int = 0
+    """Steps done, skipped ones too: the place in the data."""
+    optimizer_steps: int = 0
+    """Steps that moved the weights: the place in the learning rate's schedule."""
+    consecutive_skips: int = 0
+    epoch_skips: int = 0
+    validated_step: int = 0
+    """The step after which the model was last validated."""
+    accuracy: float = math.nan
+    seconds: float = 0.0
+    """Of all parts of the run."""
+
+
+class TrainState:
+    """Model, optimizer, EMA, precision and progress of this process."""
+
+    def __init__(self, config: TrainConfig, task: Task, processes: Processes) -> None:
+        """As at the start of a run. Raises ConfigError for settings that cannot be."""
+        self.config, self.processes = config, processes
+        self.precision = resolve_precision(config.precision, processes.device)
+        self.precision.configure()
+        torch.manual_seed(config.run.seed)  # the same initial weights in all processes
+        self.memory_format = torch.channels_last if config.model.channels_last else torch.contiguous_format
+        self.model = build_model(config.model.model, task).to(processes.device)
+        self.model.to(memory_format=self.memory_format)  # type: ignore[call-overload]  # torch's stub lacks it
+        require_fp32(self.model)
+        seed_all(config.run.seed, processes.rank)
+        self.ema = Ema(self.model) if config.optim.ema_decay is not None else None
+        self.optimizer = build_optimizer(self.model, config.optim)
+        self.guard = BufferGuard(self.model)
+        self.progress = Progress()
+
+    def share_buffers(self) -> None:
+        """Rank 0's BatchNorm statistics for all: they are what a checkpoint holds, and what is to be validated."""
+        self.processes.share(list(self.model.buffers()))
+        if self.ema is not None:
+            self.processes.share(list(self.ema.model.buffers()))
+
+    def state_dict(self) -> dict[str, object]:
+        """All that the next steps depend on, as tensors and plain types. All processes call this."""
+        self.share_buffers()
+        return {
+            "model": self.model.state_dict(),
+            "ema": None if self.ema is None else self.ema.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "precision": self.precision.name,
+            "scaler": self.precision.state_dict(),
+            "progress": asdict(self.progress),
+            "rng": self.processes.gather(rng_state(self.processes.device)),
+            "world_size": self.processes.world_size,
+            "config": flatten(self.config),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> list[str]:
+        """Continue from `state_dict()`. Returns sentences about what is not as it was; ConfigError if it cannot."""
+        messages = check_changes(state["config"], flatten(self.config))
+        messages += check_world_size(state["world_size"], self.processes.world_size)
+        self.model.load_state_dict(state["model"])
+        if self.ema is not None:
+            self.ema.model.load_state_dict(state["ema"])
+        settings = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
+        self.optimizer.load_state_dict(state["optimizer"])
+        for group, setting in zip(self.optimizer.param_groups, settings, strict=True):
+            group.update(setting)  # those of today, which are announced if they changed
+        if state["precision"] == self.precision.name:
+            self.precision.load_state_dict(state["scaler"])
+        else:
+            messages.append(
+                f"The precision changes from {state['precision']} to {self.precision.describe()}. From here on this is "
+                "another run than before."
+            )
+        self.progress = Progress(**state["progress"])
+        if self.processes.rank < len(state["rng"]):
+            set_rng_state(state["rng"][self.processes.rank], self.processes.device)
+        return messages

@@ -1,0 +1,318 @@
+"""The training loop: reads top to bottom as what happens in a run."""
+
+import fcntl
+import math
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from amptrain.checkpoint import CheckpointError, CheckpointStore
+from amptrain.config import TrainConfig, save_yaml
+from amptrain.data import open_task
+from amptrain.diagnose import diagnose
+from amptrain.distributed import Processes
+from amptrain.errors import ConfigError, TrainingError
+from amptrain.feed import Feed
+from amptrain.log import EpochRecord, RunLog
+from amptrain.order import Order
+from amptrain.precision import Fp16
+from amptrain.result import finish
+from amptrain.schedule import ema_decay, learning_rate
+from amptrain.signals import StopSignal
+from amptrain.state import TrainState
+from amptrain.step import MicroBatch, PendingOutcome, StepOutcome, amp_step
+from amptrain.validate import validate
+from amptrain.window import WindowMeter
+
+NEVER = 2**62
+
+
+class Trainer:
+    """One process of a run: built from its settings, continued from its newest checkpoint, trained by `fit()`."""
+
+    def __init__(self, config: TrainConfig, processes: Processes, stop: StopSignal) -> None:
+        """Raises ConfigError for settings that cannot be, CheckpointError where no checkpoint can be read."""
+        self.config, self.processes, self.stop = config, processes, stop
+        torch.backends.cudnn.benchmark = not config.run.deterministic
+        torch.use_deterministic_algorithms(config.run.deterministic)
+        optim = config.optim
+        self.task = open_task(config.data, config.run.seed)
+        self.order = Order(
+            len(self.task.train),
+            optim.batch_size,
+            seed=config.run.seed,
+            accumulate=optim.accumulate,
+            world_size=processes.world_size,
+        )
+        self.total_steps = min(optim.epochs * self.order.steps_per_epoch, optim.max_steps or NEVER)
+        self.warmup_steps = min(round(optim.warmup_epochs * self.order.steps_per_epoch), self.total_steps // 2)
+        self.loss = nn.CrossEntropyLoss(label_smoothing=optim.label_smoothing)
+        self.state = TrainState(config, self.task, processes)
+        self.store = CheckpointStore(config.run_dir / "checkpoints", config.run.keep)
+        messages = self._continue()
+        self.feed = Feed(config, self.task, self.order, processes, self.state.memory_format)
+        if config.model.compile:
+            self.state.model.compile()  # in place, so that names in checkpoints stay the same
+        self.parallel = processes.wrap(self.state.model)
+
+        if processes.is_main:
+            save_yaml(config, config.run_dir / "config.yaml")
+        self.log = RunLog(config.run_dir, self.total_steps, processes.is_main, start_step=self.state.progress.step)
+        for text in [*self._introduction(), *messages]:
+            self.log.message(text)
+        self.window = WindowMeter(processes)
+        self.pending: PendingOutcome | None = None
+        self.lr = 0.0
+        self.advised = False
+
+    def fit(self) -> bool:
+        """Train to the last step. False if a signal asked to stop before; a checkpoint is then written."""
+        progress, run = self.state.progress, self.config.run
+        self.feed.open(progress.step, self.total_steps, self.log)
+        self.batches = iter(self.feed.training)
+        self.started = time.perf_counter()
+        self.window.restart()
+        if self._owes_validation() and not self._end_epoch():
+            return self._stopped()
+        for step in range(progress.step, self.total_steps):
+            if self.processes.any(self.stop.number is not None):
+                return self._stopped()
+            self._train_step(step)
+            if progress.step % run.log_every == 0 or self._owes_validation():
+                self._close_window()
+            if self._owes_validation():
+                if not self._end_epoch():
+                    return self._stopped()
+            elif progress.step % (run.save_every or NEVER) == 0:
+                self.save()
+        broken = self.feed.write_broken(self.config.run_dir / "broken.txt")
+        if self.processes.is_main:
+            finish(self.config, self.order, self.state, broken, self.log)
+        return True
+
+    def _train_step(self, step: int) -> None:
+        state, optim = self.state, self.config.optim
+        self.parallel.train()
+        self.pending = amp_step(
+            self.parallel,
+            state.optimizer,
+            state.precision,
+            self._micro_batches(step),
+            loss_fn=self.loss,
+            guard=state.guard,
+            learning_rate=self._learning_rate,
+            clip_norm=optim.clip_norm,
+        )
+        if state.ema is not None and optim.ema_decay is not None:
+            decay = ema_decay(state.progress.optimizer_steps, decay=optim.ema_decay)
+            state.ema.update(state.model, decay, self.pending.found_inf)
+        state.progress.step = step + 1
+
+    def _micro_batches(self, step: int) -> Iterator[MicroBatch]:
+        plan = self.order.micro_batches(step, self.processes.rank)
+        for number, (_, share) in enumerate(plan, start=1):
+            before = self.feed.training.waited
+            images, labels = next(self.batches)
+            self.window.waited += self.feed.training.waited - before
+            self.last_images = images
+            yield MicroBatch(images=images, labels=labels, share=share, last=number == len(plan))
+
+    def _learning_rate(self) -> float:
+        """Of the step being made. Whether the one before was skipped decides its place in the schedule."""
+        self._settle()
+        step = self.state.progress.optimizer_steps
+        self.lr = learning_rate(step, peak=self.config.optim.lr, warmup=self.warmup_steps, total=self.total_steps)
+        return self.lr
+
+    def _settle(self) -> None:
+        """Read the outcome of the last step, if that is not done yet.
+
+        The one place in the loop where the host waits for the device. From within the next step, whose forward and
+        backward pass are queued by then, it costs the device nothing. Before a log line or a save it is a real wait.
+        """
+        if self.pending is None:
+            return
+        outcome, self.pending = self.pending.read(), None
+        progress = self.state.progress
+        self.window.add(progress.step, len(self.order.step(progress.step - 1)[1]), outcome)
+        if not outcome.skipped:
+            progress.optimizer_steps += 1
+            progress.consecutive_skips = 0
+            return
+        progress.consecutive_skips += 1
+        progress.epoch_skips += 1
+        self.log.message(
+            f"Step {progress.step} skipped: the gradient of {outcome.nonfinite_parameter} is not finite; "
+            f"loss scale {outcome.scale_before:g} → {outcome.scale_after:g}."
+        )
+        self._stop_on_collapse(outcome)
+
+    def _stop_on_collapse(self, outcome: StepOutcome) -> None:
+        """Torch's scaler never stops: after some 160 skips its scale is 0, and the next step makes weights NaN."""
+        limits, progress, precision = self.config.precision, self.state.progress, self.state.precision
+        if isinstance(precision, Fp16) and outcome.scale_after < limits.min_scale:
+            why = f"the loss scale fell to {outcome.scale_after:g}, below --min-scale {limits.min_scale:g}"
+        elif progress.consecutive_skips >= limits.max_consecutive_skips:
+            why = f"{progress.consecutive_skips} steps in a row were skipped (--max-consecutive-skips)"
+        else:
+            return
+        cause = diagnose(self.state.model, precision, self.last_images, outcome.nonfinite_parameter)
+        raise TrainingError(f"Stopped at step {progress.step}: {why}. {cause}")
+
+    def _close_window(self) -> None:
+        self._settle()
+        steps = self.window.steps
+        if steps == 0:
+            return
+        record = self.window.close(self.state.progress.step, self._epoch, self.lr)
+        self.log.window(record)
+        frequent = record.skips >= 3 and record.skips * 10 >= steps
+        if frequent and isinstance(self.state.precision, Fp16) and not self.advised:
+            self.advised = True
+            self.log.message(
+                f"{record.skips} of {steps} steps were skipped. If the next run starts so too, give it a lower loss "
+                "scale: --init-scale 16384 (2**14) or 4096 (2**12)."
+            )
+
+    @property
+    def _epoch(self) -> int:
+        """The epoch of the last step, from 1."""
+        return math.ceil(self.state.progress.step / self.order.steps_per_epoch)
+
+    def _owes_validation(self) -> bool:
+        step = self.state.progress.step
+        at_end = step % self.order.steps_per_epoch == 0 or step == self.total_steps
+        return at_end and step > self.state.progress.validated_step
+
+    def _end_epoch(self) -> bool:
+        """Validate and save. False if asked to stop meanwhile; the run that continues this one then validates."""
+        self._settle()
+        state, progress = self.state, self.state.progress
+        state.share_buffers()
+        result = validate(
+            state.model if state.ema is None else state.ema.model,
+            state.precision,
+            self.feed.validation,
+            most=self.feed.validation_batches.most,
+            processes=self.processes,
+            stop_asked=lambda: self.stop.number is not None,
+        )
+        if result is None:
+            return False
+        progress.validated_step = progress.step
+        loss, progress.accuracy = result
+        self.log.epoch(
+            EpochRecord(
+                epoch=self._epoch,
+                step=progress.step,
+                val_loss=loss,
+                val_accuracy=progress.accuracy,
+                skips=progress.epoch_skips,
+                seconds=self._seconds(),
+            )
+        )
+        progress.epoch_skips = 0
+        self.save()
+        self.window.restart()
+        return True
+
+    def _stopped(self) -> bool:
+        self._close_window()
+        if not self.save():
+            raise TrainingError(
+                "Stopped as asked, but this step's checkpoint could not be written. The one before is there."
+            )
+        self.log.message(f"Stopped as asked at step {self.state.progress.step}. The same command continues from there.")
+        return False
+
+    def save(self) -> bool:
+        """Write a checkpoint. False if that failed, which is said; the run can go on. All processes call this."""
+        began = time.perf_counter()
+        self._settle()
+        self._seconds()
+        saved, state = True, self.state.state_dict()
+        if self.processes.is_main:
+            try:
+                self.store.save(state, self.state.progress.step)
+            except CheckpointError as error:
+                saved = False
+                self.log.message(str(error))
+        self.window.started += time.perf_counter() - began
+        return not self.processes.any(not saved)
+
+    def _seconds(self) -> float:
+        """Seconds of training since the run began, in all its parts."""
+        now = time.perf_counter()
+        self.state.progress.seconds += now - self.started
+        self.started = now
+        return self.state.progress.seconds
+
+    def _continue(self) -> list[str]:
+        """Load the newest checkpoint, which rank 0 reads for all. Returns sentences about it."""
+        loaded = self.store.load_latest() if self.processes.is_main else None
+        found = self.processes.from_main(None if loaded is None else (loaded.state, loaded.messages, str(loaded.path)))
+        if found is None:
+            return []
+        state, messages, path = found
+        messages = [*messages, *self.state.load_state_dict(state)]
+        step = self.state.progress.step
+        return [f"Continuing at step {step} of {self.total_steps}, from {path}.", *messages]
+
+    def _introduction(self) -> list[str]:
+        config, order, world = self.config, self.order, self.processes.world_size
+        part = order.micro_batch // world
+        return [
+            f"Run {config.run_dir}: {config.model.model} on {config.data.data}, {len(self.task.train)} images to train "
+            f"on, {len(self.task.validation)} to validate with; {self.total_steps} steps, "
+            f"{order.steps_per_epoch} an epoch.",
+            f"Precision {self.state.precision.describe()}; device {self.processes.device}, "
+            f"{torch.get_num_threads()} threads, {self.feed.workers} loader workers in each process.",
+            f"A step takes {config.optim.batch_size} images: {world} processes × {config.optim.accumulate} "
+            f"micro-batches × {part} images.",
+        ]
+
+
+def train(config: TrainConfig) -> int:
+    """Run to the end, or continue a run. Returns the exit code: 0, or 128 and the signal that asked to stop.
+
+    Raises ConfigError, CheckpointError and TrainingError, whose texts are for the user.
+    """
+    if config.run.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when CUDA starts
+    with StopSignal() as stop:
+        processes = Processes(config.run.device)
+        with _alone_in(config.run_dir, processes.is_main):
+            trainer = Trainer(config, processes, stop)
+            try:
+                done = trainer.fit()
+            except RuntimeError as error:
+                if processes.peer_lost(error):
+                    raise processes.lost(error) from error
+                raise
+            finally:
+                trainer.log.close()
+        processes.close()
+        return 0 if done else 128 + (stop.number or signal.SIGTERM)
+
+
+@contextmanager
+def _alone_in(run_dir: Path, is_main: bool) -> Iterator[None]:
+    """Hold the run directory; two runs in one would write over each other's checkpoints. ConfigError if it is held."""
+    if not is_main:
+        yield
+        return
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with (run_dir / ".lock").open("w") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike flock, loader workers do not inherit it
+        except BlockingIOError:
+            raise ConfigError(
+                f"Another process is training in {run_dir}. Wait for it, stop it, or use another --name."
+            ) from None
+        yield
