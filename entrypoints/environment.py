@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Mapping
 
 from entrypoints.credentials import NAMES
-from entrypoints.identity import Identity
+from entrypoints.identity import Identity, give
 from entrypoints.paths import ENVIRONMENT
 
 # What belongs to one process or one login rather than to the container.
@@ -46,4 +46,4 @@ def write_session_environment(environment: Mapping[str, str], identity: Identity
     with os.fdopen(os.open(ENVIRONMENT, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640), "w") as file:
         file.write("\n".join(session_lines(environment)) + "\n")
     if os.getuid() == 0 and identity.gid:
-        os.chown(ENVIRONMENT, -1, identity.gid)
+        give(ENVIRONMENT, 0, identity.gid)

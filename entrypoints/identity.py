@@ -103,7 +103,7 @@ def writable_home(uid: int, gid: int) -> Path:
         return HOME
     home = Path("/tmp/home-dev")
     home.mkdir(mode=0o700, exist_ok=True)
-    os.chown(home, uid, gid)
+    give(home, uid, gid)
     return home
 
 
@@ -184,22 +184,35 @@ def own_home(identity: Identity) -> None:
     folder = mounts().get(HOME)
     if os.getuid() != 0 or identity.home != HOME or (folder and not re.search(r"/volumes/[^/]+/_data$", folder)):
         return
+    if HOME.stat().st_uid == identity.uid:
+        return
     ours = [HOME, *(HOME / name for name in (".bashrc", ".profile", ".bash_logout", ".ssh", ".cache", ".local"))]
     ours += [HOME / ".vscode-server", HOME / ".vscode-server/extensions"]
     if WORKSPACE not in mounts():
         ours.append(WORKSPACE)  # the image's own copy
     for path in ours:
         if path.exists() and path.lstat().st_uid in (0, DEFAULT_ID) and path.lstat().st_uid != identity.uid:
-            try:
-                os.chown(path, identity.uid, identity.gid, follow_symlinks=False)
-            except OSError as error:
-                warn(f"{path} can't be given to uid {identity.uid} ({error}); allow it with --cap-add CHOWN.")
-                return
+            give(path, identity.uid, identity.gid)
     if HOME.stat().st_uid != identity.uid:
         warn(
             f"{HOME} belongs to uid {HOME.stat().st_uid}, not to {identity.uid}: an earlier start had another owner. "
             f"Start with PUID={HOME.stat().st_uid}, or give the volume over once with chown -R."
         )
+
+
+def give(path: Path, uid: int, gid: int) -> None:
+    """Give one file or folder to the user.
+
+    Raises:
+        EntrypointError: root may not do that here (CHOWN was dropped).
+    """
+    try:
+        os.chown(path, uid, gid, follow_symlinks=False)
+    except OSError as error:
+        raise EntrypointError(
+            f"Started as root, but root may not give {path} to uid {uid} here ({error.strerror}). "
+            "Allow it with --cap-add CHOWN, or start with --user."
+        ) from error
 
 
 def become(identity: Identity) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from entrypoints.credentials import credential, new_token
 from entrypoints.errors import EntrypointError, say
-from entrypoints.identity import Identity
+from entrypoints.identity import Identity, give
 from entrypoints.paths import RUN
 from entrypoints.program import option, require_free_port, write_mode
 
@@ -101,6 +101,6 @@ def write_config(
     with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as output:
         json.dump(settings, output)
     if os.getuid() == 0:
-        os.chown(file, identity.uid, identity.gid)
+        give(file, identity.uid, identity.gid)
     others = environment.get("JUPYTER_CONFIG_PATH")
     environment["JUPYTER_CONFIG_PATH"] = f"{folder}{os.pathsep + others if others else ''}"

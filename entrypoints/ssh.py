@@ -54,6 +54,7 @@ def prepare(
     name_user(identity, hashed(password) if password else "*")
     if os.getuid() == 0:
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # sshd's privilege separation; /run may be a fresh tmpfs
+        Path("/run/utmp").touch(mode=0o644)  # who is logged in; without it sshd complains at each logout
     host_key = ensure_host_key(identity)
     write_mode(mode="ssh", port=port)
     announce(environment, users, port, password, host_key)

@@ -18,7 +18,8 @@ def check_writable(identity: Identity, required: bool) -> None:
     if folder is None:
         if identity.uid not in (0, WORKSPACE.stat().st_uid):
             warn(
-                f"{WORKSPACE} is the image's own copy, and uid {identity.uid} may not write there: -v ./workspace:{WORKSPACE}"
+                f"{WORKSPACE} is the image's own copy, and uid {identity.uid} may not write there; "
+                f"mount a folder of yours: -v ./workspace:{WORKSPACE}"
             )
         return
     if os.statvfs(folder).f_flag & os.ST_RDONLY:
