@@ -13,6 +13,15 @@ from entrypoints.program import option, require_free_port, write_mode
 
 PORT = 8888
 SERVERS = ("lab", "notebook", "server")
+QUESTIONS = (
+    "--help",
+    "-h",
+    "--version",
+    "--paths",
+    "--config-dir",
+    "--data-dir",
+    "--runtime-dir",
+)  # of `jupyter` itself
 PORT_FLAGS = ("--port", "--ServerApp.port")
 TOKEN_FLAGS = ("--IdentityProvider.token", "--ServerApp.token", "--NotebookApp.token")
 BASE_FLAGS = ("--ServerApp.base_url", "--NotebookApp.base_url")
@@ -20,13 +29,15 @@ BASE_FLAGS = ("--ServerApp.base_url", "--NotebookApp.base_url")
 
 def starts_server(arguments: Sequence[str]) -> bool:
     """Whether `jupyter ARGUMENTS` starts a server (`jupyter nbconvert`, say, does not)."""
-    return not arguments or arguments[0].startswith("-") or arguments[0] in SERVERS
+    if not arguments or arguments[0] in SERVERS:
+        return True
+    return arguments[0].startswith("-") and arguments[0] not in QUESTIONS
 
 
 def command(arguments: Sequence[str]) -> list[str]:
     """The command to run: JupyterLab unless the caller names another server."""
-    flags_only = not arguments or arguments[0].startswith("-")
-    return ["/opt/venv/bin/jupyter", *(["lab"] if flags_only else []), *arguments]
+    server_unnamed = starts_server(arguments) and (not arguments or arguments[0] not in SERVERS)
+    return ["/opt/venv/bin/jupyter", *(["lab"] if server_unnamed else []), *arguments]
 
 
 def prepare(arguments: Sequence[str], environment: dict[str, str], identity: Identity) -> None:

@@ -1,0 +1,111 @@
+"""Who runs in the container, and that nothing on the host changes by it."""
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.support import make_folder, run_once, started
+
+WHO = """
+id -u; id -g; id -un; python -c 'import getpass; print(getpass.getuser())'; touch /workspace/made ~/made && echo ok
+"""
+
+
+def test_dev_takes_the_ids_of_the_workspace_s_owner(tmp_path: Path) -> None:
+    workspace = make_folder(tmp_path / "w", 12345)
+    done = run_once("bash", "-c", WHO, options=[f"--volume={workspace}:/workspace"])
+    assert done.stdout.split() == ["12345", "12345", "dev", "dev", "ok"], done.stderr
+    status = (workspace / "made").stat()
+    assert (status.st_uid, status.st_gid) == (12345, 12345)
+
+
+def test_mount_below_the_workspace_counts_where_it_is_the_only_one(tmp_path: Path) -> None:
+    code = make_folder(tmp_path / "code", 4242)
+    done = run_once("bash", "-c", "id -u; touch code/made", options=[f"--volume={code}:/workspace/code"])
+    assert done.stdout.split() == ["4242"], done.stderr
+    assert (code / "made").stat().st_uid == 4242
+
+
+def test_without_a_mount_dev_is_1000() -> None:
+    assert run_once("bash", "-c", WHO).stdout.split() == ["1000", "1000", "dev", "dev", "ok"]
+
+
+def test_puid_and_pgid_win_over_the_owner(tmp_path: Path) -> None:
+    workspace = make_folder(tmp_path / "w", 12345, 0o777)
+    options = [f"--volume={workspace}:/workspace", "--env=PUID=2001", "--env=PGID=2002"]
+    assert run_once("bash", "-c", WHO, options=options).stdout.split() == ["2001", "2002", "dev", "dev", "ok"]
+
+
+@pytest.mark.parametrize("user", ["12345:12345", "12345:0", "12345"])
+def test_any_user_works(tmp_path: Path, user: str) -> None:
+    workspace = make_folder(tmp_path / "w", 12345)
+    options = [f"--user={user}", f"--volume={workspace}:/workspace"]
+    done = run_once("bash", "-c", WHO, options=options)
+    assert done.stdout.split() == ["12345", user.partition(":")[2] or "0", "user", "user", "ok"], done.stderr
+    assert (workspace / "made").stat().st_uid == 12345
+
+
+@pytest.mark.parametrize("options", [["--user=12345:12345"], ["--env=PUID=12345"]])
+def test_git_ssh_and_compile_know_the_user(tmp_path: Path, options: list[str]) -> None:
+    workspace = make_folder(tmp_path / "w", 12345)
+    script = (
+        "set -e; git init -q r; git -C r -c user.email=a@b.c -c user.name=n commit -q --allow-empty -m m; "
+        "git -C r log --oneline | wc -l; ssh -V 2>&1 | cut -c1-7; ssh-keygen -q -t ed25519 -N '' -f k && echo made; "
+        "python -c 'import torch; print(torch.compile(lambda x: x.sin() + 1)(torch.zeros(3)).tolist())'"
+    )
+    done = run_once("bash", "-c", script, options=[*options, f"--volume={workspace}:/workspace"], timeout_s=180)
+    assert done.stdout.split("\n")[:4] == ["1", "OpenSSH", "made", "[1.0, 1.0, 1.0]"], done.stderr
+
+
+def test_docker_exec_as_dev_is_the_remapped_dev(tmp_path: Path) -> None:
+    workspace = make_folder(tmp_path / "w", 12345)
+    with started("sleep", "60", options=[f"--volume={workspace}:/workspace"]) as container:
+        container.wait_for_log("")
+        assert (
+            container.execute("sh", "-c", "while [ ! -e /run/pytorch-cuda/environment.sh ]; do sleep 0.1; done") == ""
+        )
+        assert container.execute("id", "-u", user="dev").strip() == "12345"
+
+
+def test_host_files_are_byte_and_mode_identical_after_start_and_stop(tmp_path: Path) -> None:
+    workspace = make_folder(tmp_path / "w", 12345)
+    for name, mode, owner in (("a", 0o600, 12345), ("b", 0o777, 0), ("c", 0o000, 4242)):
+        file = workspace / name
+        file.write_text(name)
+        file.chmod(mode)
+        os.chown(file, owner, owner)
+
+    def snapshot() -> list[tuple[str, int, int, int, float, str]]:
+        found = []
+        for path in sorted([workspace, *workspace.iterdir()]):
+            s = path.stat()
+            digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+            found.append((path.name, s.st_mode, s.st_uid, s.st_gid, s.st_mtime, digest))
+        return found
+
+    before = snapshot()
+    for mode in ("ssh", "jupyter"):
+        with started(mode, options=["--shm-size=1g", f"--volume={workspace}:/workspace"]) as container:
+            container.wait_for_log("host key" if mode == "ssh" else "is running at")
+            container.stop()
+    assert snapshot() == before
+
+
+def test_home_folder_of_the_host_is_left_as_it_is(tmp_path: Path) -> None:
+    home = make_folder(tmp_path / "home", 1000)
+    workspace = make_folder(tmp_path / "w", 12345)
+    options = [f"--volume={home}:/home/dev", f"--volume={workspace}:/workspace"]
+    done = run_once("true", options=options)
+    assert home.stat().st_uid == 1000
+    assert "/home/dev belongs to uid 1000" in done.stderr or done.stderr == ""
+
+
+def test_group_add_reaches_the_program() -> None:
+    assert "4567" in run_once("id", "-G", options=["--group-add=4567"]).stdout.split()
+
+
+def test_tini_is_pid_1_and_reaps() -> None:
+    done = run_once("bash", "-c", "cat /proc/1/comm; (sleep 0.1 &) ; sleep 0.5; ps -eo stat= | grep -c Z || true")
+    assert done.stdout.split() == ["tini", "0"]

@@ -1,0 +1,81 @@
+"""Start, signals, exit codes, health: what an engine and an orchestrator count on."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.modes.test_jupyter import run_in_kernel
+from tests.support import docker, make_folder, run_once, started, wait_until
+
+SHM = "--shm-size=1g"
+
+
+@pytest.mark.parametrize(("mode", "ready"), [("jupyter", "is running at"), ("ssh", "Server listening")])
+def test_stop_ends_the_mode_by_sigterm_and_not_by_kill(mode: str, ready: str) -> None:
+    with started(mode, options=[SHM]) as container:
+        container.wait_for_log(ready)
+        container.stop()
+        assert container.exit_code() == 0  # 137 would be SIGKILL after Docker's 10 s
+
+
+def test_stop_ends_jupyter_with_a_running_kernel() -> None:
+    with started("jupyter", options=[SHM, "--env=JUPYTER_TOKEN=t", "--publish=127.0.0.1::8888"]) as container:
+        container.wait_for_log("is running at")
+        assert run_in_kernel(container, "t", "print('up')") == "up\n"
+        container.stop()
+        assert container.exit_code() == 0
+
+
+def test_sigterm_reaches_the_user_s_program() -> None:
+    script = "trap 'echo got TERM; exit 3' TERM; echo ready; while :; do sleep 0.1; done"
+    with started("bash", "-c", script) as container:
+        container.wait_for_log("ready")
+        container.stop()
+        assert container.exit_code() == 3
+        assert "got TERM" in container.log()
+
+
+@pytest.mark.parametrize("code", [0, 1, 42])
+def test_exit_code_is_the_program_s(code: int) -> None:
+    assert run_once("bash", "-c", f"exit {code}").returncode == code
+
+
+def test_restart_works_in_each_mode(tmp_path: Path) -> None:
+    workspace = make_folder(tmp_path / "w", 12345)
+    for mode, ready in (("jupyter", "is running at"), ("ssh", "Server listening")):
+        with started(mode, options=[SHM, f"--volume={workspace}:/workspace"]) as container:
+            container.wait_for_log(ready)
+            docker("restart", container.name)
+            wait_until(
+                lambda c=container, r=ready: c.log().count(r) >= 2, f"a second start of {mode}\n{container.log()}"
+            )
+
+
+@pytest.mark.parametrize("mode", ["jupyter", "ssh"])
+def test_health_becomes_good_and_then_bad(mode: str) -> None:
+    options = [SHM, "--health-interval=1s", "--health-start-period=30s", "--health-retries=1"]
+    with started(mode, options=options) as container:
+        wait_until(lambda: container.health() == "healthy", "healthy")
+        if mode == "jupyter":  # it hangs
+            container.execute("pkill", "-STOP", "-f", "jupyter-lab")
+        else:  # the port it should listen on is another one
+            container.execute("sed", "-i", "s/2222/2299/", "/run/pytorch-cuda/mode.json")
+        wait_until(lambda: container.health() == "unhealthy", "unhealthy")
+        container.execute("pkill", "-CONT", "-f", "jupyter-lab", check=False)
+
+
+def test_soft_limit_of_open_files_is_raised_to_the_hard_one() -> None:
+    done = run_once("bash", "-c", "ulimit -Sn; ulimit -Hn", options=["--ulimit=nofile=1024:4096"])
+    assert done.stdout.split() == ["4096", "4096"]
+
+
+@pytest.mark.parametrize(("cpus", "threads"), [("1", "1"), ("1.5", "1"), ("2", "2")])
+def test_threads_follow_the_quota(cpus: str, threads: str) -> None:
+    code = "import os, torch; print(os.environ['OMP_NUM_THREADS'], torch.get_num_threads())"
+    done = run_once("python", "-c", code, options=[f"--cpus={cpus}"])
+    assert done.stdout.split() == [threads, threads], done.stderr
+
+
+def test_user_s_thread_count_is_kept() -> None:
+    done = run_once("printenv", "OMP_NUM_THREADS", options=["--cpus=1", "--env=OMP_NUM_THREADS=7"])
+    assert done.stdout.strip() == "7"
