@@ -21,6 +21,8 @@ def main(arguments: list[str]) -> int:
     """Prepare the container and become the program; returns only with an error's exit code or a report's."""
     if arguments == ["health"]:
         return health.main()
+    if arguments[:1] == ["doctor"]:  # prepares nothing: `docker exec` in a running container must change nothing there
+        return doctor.main(arguments[1:])
     try:
         return start(arguments or ["jupyter"])
     except EntrypointError as error:
@@ -42,6 +44,7 @@ def start(arguments: list[str]) -> int:
     limits.limit_threads(variables)
     who = identity.decide(variables)
     identity.make_run_folder()
+    doctor.record_gpus()
     identity.name_user(who)
     identity.own_home(who)
     if serves_jupyter or serves_ssh or mode == "train":
@@ -58,8 +61,6 @@ def start(arguments: list[str]) -> int:
         program.become_program(command, environment.without_credentials(variables))
     environment.write_session_environment(variables, who)
     identity.become(who)
-    if mode == "doctor":
-        return doctor.main(rest)
     commands = {"jupyter": jupyter.command(rest), "train": ["amptrain", "train", *rest]}
     return program.become_program(commands.get(mode, arguments), environment.program_environment(variables, who))
 

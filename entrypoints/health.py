@@ -5,6 +5,7 @@ import ssl
 import urllib.request
 from pathlib import Path
 
+from entrypoints.checks.gpu_watch import gpu_lost
 from entrypoints.errors import say
 from entrypoints.paths import MODE
 
@@ -19,7 +20,7 @@ def main() -> int:
         say(f"not started yet: {error}")
         return 1
     try:
-        problem = CHECKS.get(facts["mode"], no_check)(facts)
+        problem = CHECKS.get(facts["mode"], no_check)(facts) or gpu_lost()
     except OSError as error:
         problem = f"{facts['mode']} does not answer on port {facts['port']}: {error}"
     if problem:

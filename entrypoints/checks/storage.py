@@ -1,0 +1,79 @@
+"""The workspace: whose it is, whether one can write there, and whether checkpoints fit and get to the disk."""
+
+import os
+import tempfile
+import time
+from pathlib import Path
+
+from entrypoints.checks.finding import Finding, gibibytes
+from entrypoints.identity import Identity, mounted_workspace, mounts
+from entrypoints.paths import WORKSPACE
+
+FREE_NEEDED = 1 << 30  # bytes; two checkpoints of a ResNet-50 with optimizer and EMA take 0.8 GB
+FREE_COMFORTABLE = 5 << 30
+PROBE = 4 << 20  # bytes written and synced to time the disk
+SLOW_S = 2.0  # for PROBE: a checkpoint of 400 MB would take minutes, longer than Docker's grace at `docker stop`
+
+
+def check(who: Identity) -> list[Finding]:
+    """All findings about the workspace, as the user who works there: privileges are dropped before."""
+    folder = mounted_workspace(mounts())
+    if folder is None:
+        do = "-v ./workspace:/workspace (the compose file does)"
+        found = f"{WORKSPACE} is the image's own copy: what is made there goes with the container"
+        return [Finding("workspace", "note", found, do=do), *disk(WORKSPACE)]
+    return [owner(folder, who), *disk(folder)]
+
+
+def owner(folder: Path, who: Identity) -> Finding:
+    """Whether the mounted workspace can be written to by who works there, tried with a file."""
+    status = folder.stat()
+    mine = f"{folder} belongs to {status.st_uid}:{status.st_gid}, work is done as {os.getuid()}:{os.getgid()}"
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".doctor-"):
+            pass
+    except OSError as error:
+        if os.statvfs(folder).f_flag & os.ST_RDONLY:
+            found = f"{folder} is mounted read-only; runs, notebooks and checkpoints are written there"
+            return Finding("workspace", "error", found, "a writable mount", "Drop `:ro` from the mount")
+        found = f"{mine} (mode {status.st_mode & 0o7777:04o}): {error.strerror}"
+        do = 'On the host: sudo chown -R "$(id -u):$(id -g)" THE-FOLDER, or start with its owner: -e PUID=… -e PGID=…'
+        return Finding("workspace", "error", found, f"a folder that uid {who.uid} may write to", do)
+    if status.st_uid != os.getuid():
+        do = f"-e PUID={status.st_uid} -e PGID={status.st_gid}" if status.st_uid else ""
+        return Finding("workspace", "note", f"{mine}; it can be written to, with another owner", do=do)
+    return Finding("workspace", "ok", mine)
+
+
+def disk(folder: Path, slow_s: float = SLOW_S) -> list[Finding]:
+    """Free space, and how long a synced write takes: a checkpoint counts only when it is on the disk."""
+    status = os.statvfs(folder)
+    free = status.f_bavail * status.f_frsize
+    if free < FREE_NEEDED:
+        do = "Make room, or let runs go to a larger disk: amptrain train --runs FOLDER"
+        findings = [Finding("disk", "error", f"{gibibytes(free)} free in {folder}", f">= {gibibytes(FREE_NEEDED)}", do)]
+    elif free < FREE_COMFORTABLE:
+        found = f"{gibibytes(free)} free in {folder}; two checkpoints are kept, and data sets come beside them"
+        findings = [Finding("disk", "warning", found, f">= {gibibytes(FREE_COMFORTABLE)}", "Make room")]
+    else:
+        findings = [Finding("disk", "ok", f"{gibibytes(free)} free in {folder}")]
+    try:
+        seconds = synced_write(folder)
+    except OSError:
+        return findings  # that it can't be written to is told by `owner`
+    if seconds > slow_s:
+        found = f"{PROBE >> 20} MiB took {seconds:.1f} s to the disk of {folder}; checkpoints stop training that long"
+        do = "A local disk for runs: amptrain train --runs FOLDER; and a longer grace: docker stop --time 120"
+        return [*findings, Finding("fsync", "warning", found, f"<= {slow_s:g} s", do)]
+    return [*findings, Finding("fsync", "ok", f"{PROBE >> 20} MiB to the disk in {seconds * 1000:.0f} ms")]
+
+
+def synced_write(folder: Path) -> float:
+    """Seconds until PROBE bytes, which no disk can compress, are on the disk; the file is gone afterwards."""
+    data = os.urandom(PROBE)
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".doctor-") as file:
+        begin = time.perf_counter()
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+        return time.perf_counter() - begin
