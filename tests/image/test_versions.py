@@ -1,0 +1,59 @@
+"""What is in the image, and how large it is."""
+
+import json
+
+import pytest
+from testinfra.host import Host
+
+from tests.image.conftest import RunProgram
+from tests.support import IMAGE, docker
+
+SIZE_BUDGET_BYTES = 5_500_000_000  # on disk, as `docker inspect` counts
+
+
+def test_torch_and_its_cuda(run_program: RunProgram) -> None:
+    assert json.loads(run_program("versions.py")) == {
+        "torch": "2.6.0+cu124",
+        "torchvision": "0.21.0",
+        "cuda": "12.4",
+        "cudnn": 90100,
+        "nccl": [2, 21, 5],
+        "architectures": ["sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90"],
+        "python": "/opt/venv/bin/python",
+    }
+
+
+@pytest.mark.parametrize(("command", "major"), [("jupyter lab", "4"), ("jupyter notebook", "7")])
+def test_jupyter(dev: Host, command: str, major: str) -> None:
+    assert dev.check_output(f"{command} --version").split(".")[0] == major
+
+
+def test_debian_release(host: Host) -> None:
+    assert (host.system_info.distribution, host.system_info.codename) == ("debian", "trixie")
+
+
+@pytest.mark.parametrize(
+    "program",
+    "bash curl g++ gcc git htop ip less make nano pip ps rsync scp sftp ssh ssh-keygen tini tmux tree unzip vim.tiny wget "
+    "amptrain doctor jupyter python tensorboard torchrun".split(),
+)
+def test_program_is_there_for_a_person_at_the_shell(dev: Host, program: str) -> None:
+    assert dev.exists(program)
+
+
+@pytest.mark.parametrize("package", ["ipywidgets", "matplotlib", "nvidia-ml-py", "rich", "tensorboard", "tqdm"])
+def test_package_is_there_for_a_person_in_a_notebook(dev: Host, package: str) -> None:
+    assert dev.pip(package).is_installed
+
+
+def test_image_stays_within_its_size_budget() -> None:
+    size = int(docker("image", "inspect", "--format", "{{.Size}}", IMAGE))
+    assert size <= SIZE_BUDGET_BYTES, f"{size / 1e9:.2f} GB; `make bench` lists the size of each layer"
+
+
+def test_labels_and_defaults() -> None:
+    config = json.loads(docker("image", "inspect", "--format", "{{json .Config}}", IMAGE))
+    assert config["Labels"]["org.opencontainers.image.version"] == "2.6"
+    assert config["Cmd"] == ["jupyter"]
+    assert config["Entrypoint"][0] == "/usr/bin/tini"
+    assert set(config["ExposedPorts"]) == {"8888/tcp", "2222/tcp"}
