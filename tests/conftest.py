@@ -10,7 +10,7 @@ from tests.support import CLIENT
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip GPU tests where Docker can hand out no GPU; with REQUIRE_GPU=1 they run and fail instead."""
-    gpu_tests = [item for item in items if "gpu" in item.keywords]
+    gpu_tests = [item for item in items if item.get_closest_marker("gpu")]
     if not gpu_tests or os.environ.get("REQUIRE_GPU") == "1" or docker_has_gpu():
         return
     for item in gpu_tests:

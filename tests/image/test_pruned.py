@@ -42,7 +42,8 @@ def test_symbol_table_is_stripped(host: Host, library: str) -> None:
 
 def test_libraries_find_what_they_link(dev: Host) -> None:
     missing = dev.check_output(
-        f"cd {SITE_PACKAGES} && for library in nvidia/*/lib/*.so* cusparselt/lib/*.so* torch/lib/*.so* triton/_C/*.so; do "
+        f"cd {SITE_PACKAGES} && "
+        "for library in nvidia/*/lib/*.so* cusparselt/lib/*.so* torch/lib/*.so* triton/_C/*.so; do "
         'ldd "$library" | sed -n "s,^\\s*\\(\\S*\\) => not found,$library \\1,p"; done'
     )
     # libcuda.so.1 is the driver's: the host brings it. Only the lazily loaded NVRTC stub links it.

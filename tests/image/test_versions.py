@@ -9,6 +9,10 @@ from tests.image.conftest import RunProgram
 from tests.support import IMAGE, docker
 
 SIZE_BUDGET_BYTES = 5_500_000_000  # on disk, as `docker inspect` counts
+PROGRAMS = """
+    amptrain bash curl doctor g++ gcc git htop ip jupyter less make nano ninja pip ps python rsync scp sftp ssh
+    ssh-keygen tensorboard tini tmux torchrun tree unzip vim.tiny wget
+"""
 
 
 def test_torch_and_its_cuda(run_program: RunProgram) -> None:
@@ -32,11 +36,7 @@ def test_debian_release(host: Host) -> None:
     assert (host.system_info.distribution, host.system_info.codename) == ("debian", "trixie")
 
 
-@pytest.mark.parametrize(
-    "program",
-    "bash curl g++ gcc git htop ip less make nano pip ps rsync scp sftp ssh ssh-keygen tini tmux tree unzip vim.tiny wget "
-    "amptrain doctor jupyter python tensorboard torchrun".split(),
-)
+@pytest.mark.parametrize("program", PROGRAMS.split())
 def test_program_is_there_for_a_person_at_the_shell(dev: Host, program: str) -> None:
     assert dev.exists(program)
 

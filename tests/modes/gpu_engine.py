@@ -54,7 +54,8 @@ class GpuEngine:
             )
         deadline = time.monotonic() + 60
         while self.client("version").returncode:
-            assert self.daemon.poll() is None and time.monotonic() < deadline, self.log.read_text()[-3000:]
+            alive = self.daemon.poll() is None and time.monotonic() < deadline
+            assert alive, self.log.read_text()[-3000:]
             time.sleep(0.2)
 
     def stop(self) -> None:

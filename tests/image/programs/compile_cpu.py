@@ -7,8 +7,8 @@ from pathlib import Path
 
 cache = os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp()
 
-import torch  # noqa: E402 - after the folder that inductor reads at import
-from torch import nn  # noqa: E402
+import torch  # behind the folder, which inductor reads at import
+from torch import nn
 
 assert getpass.getuser() == "dev"  # inductor names its cache folder so, and fails for a uid without a name
 torch.manual_seed(0)

@@ -11,9 +11,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 model = torch.nn.Linear(64, 64)
-with profile(activities=[ProfilerActivity.CPU], record_shapes=True, profile_memory=True) as profiler:
-    with record_function("step"):
-        model(torch.randn(8, 64)).sum().backward()
+options = {"activities": [ProfilerActivity.CPU], "record_shapes": True, "profile_memory": True}
+with profile(**options) as profiler, record_function("step"):
+    model(torch.randn(8, 64)).sum().backward()
 
 names = {event.key for event in profiler.key_averages()}
 assert {"step", "aten::addmm"} <= names, names
