@@ -26,15 +26,21 @@ def debian_mirror() -> str:
     Raises:
         HostError: apt knows no Debian mirror (another distribution, or an empty sources list).
     """
-    listed = output(["apt-get", "indextargets", "--format", "$(CREATED_BY)|$(LABEL)|$(REPO_URI)"]) or ""
-    for created_by, label, address in (line.split("|") for line in listed.splitlines()):
+    command = ["apt-get", "indextargets", "--format", "$(CREATED_BY)|$(LABEL)|$(REPO_URI)"]
+    for created_by, label, address in fields(output(command)):
         if created_by == "Packages" and label == "Debian":
             return address
-    # An `apt-get update` that never ran leaves no labels; the first plain address will do then.
-    for created_by, _, address in (line.split("|") for line in listed.splitlines()):
+    # Where `apt-get update` never ran there are no labels, and apt is silent about such sources unless asked in this
+    # way; the first plain address will do then.
+    for created_by, _, address in fields(output([*command, "--no-release-info"])):
         if created_by == "Packages" and address.rstrip("/").endswith("/debian"):
             return address
     raise HostError("apt on this host knows no Debian mirror; add one to its sources, or install Docker by hand.")
+
+
+def fields(lines: str | None) -> Iterator[list[str]]:
+    """The fields of lines that separate them by `|`."""
+    return (line.split("|") for line in (lines or "").splitlines())
 
 
 def apt_install(packages: Sequence[str], options: Sequence[str] = ()) -> None:

@@ -61,7 +61,7 @@ def test_tools_of_the_host_that_the_image_has_too_are_the_same() -> None:
 
 
 def test_cuda_is_the_one_torch_asks_for() -> None:
-    """torch.lock is resolved from torch's own requirements, so its pins of NVIDIA's are what the wheel was built with."""
+    """torch.lock is resolved from torch's own requirements, so NVIDIA's pins there are its wheel's."""
     cuda = asked("cuda.in")
     torch = {
         name: version for name, version in pins(ROOT / "requirements/torch.lock").items() if name.startswith("nvidia-")
