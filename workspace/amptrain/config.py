@@ -142,7 +142,7 @@ class PrecisionConfig:
 class OptimConfig:
     """How the model is trained."""
 
-    epochs: int = 30
+    epochs: int = 20
     """Passes over the training images."""
     max_steps: int | None = None
     """End after this many steps, the learning rate's schedule too."""
@@ -154,7 +154,7 @@ class OptimConfig:
     """sgd has Nesterov momentum."""
     fused: bool = True
     """The fused optimizer; without it torch's scaler waits for the device at each fp16 step."""
-    lr: float = 3e-3
+    lr: float = 5e-3
     """Learning rate at the end of the warm-up."""
     momentum: float = 0.9
     """Momentum, for sgd."""
@@ -206,10 +206,17 @@ class TrainConfig:
     optim: OptimConfig = field(default_factory=OptimConfig)
 
     @property
+    def model_name(self) -> str:
+        """The model, which `auto` leaves to the data."""
+        if self.model.model != "auto":
+            return self.model.model
+        return "small_cnn" if self.data.data == "digits" else "resnet50"
+
+    @property
     def run_dir(self) -> Path:
         """`runs/<name>`; without --name, a name made of data, model and precision."""
-        data = self.data.data.replace("/", "_").replace(":", "-")
-        name = self.run.name or f"{data}-{self.model.model}-{self.precision.precision}"
+        data = self.data.data.strip("/").replace("/", "_").replace(":", "-")
+        name = self.run.name or f"{data}-{self.model_name}-{self.precision.precision}"
         return self.run.runs / name
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from amptrain.data import FakeImages, Images, Key, Sample, Task
-from amptrain.errors import ConfigError, TrainingError
+from amptrain.errors import ConfigError
 from amptrain.limits import shared_memory_free
 from amptrain.signals import ignore_stop_signals
 
@@ -115,14 +115,7 @@ class DeviceBatches:
 
     def _next(self, batches: Iterator[Batch]) -> tuple[Tensor, Tensor] | None:
         started = time.perf_counter()
-        try:
-            batch = next(batches, None)
-        except RuntimeError as error:
-            if "DataLoader" not in str(error):
-                raise
-            raise TrainingError(
-                f"A loader worker ended or hangs: {error} If memory ran out, lower --workers or --prefetch."
-            ) from error
+        batch = next(batches, None)
         self.waited += time.perf_counter() - started
         if batch is None:
             return None

@@ -150,22 +150,27 @@ class Fp16(Precision):
         return self.scaler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.scaler.load_state_dict(state)
-        self.loss_scale.fill_(state["scale"])  # torch keeps a scale tensor that it already has
+        place = {"scale": state["scale"], "_growth_tracker": state["_growth_tracker"]}
+        self.scaler.load_state_dict({**self.scaler.state_dict(), **place})  # factors and interval stay those of today
 
 
 PRECISIONS: dict[str, type[Precision]] = {kind.name: kind for kind in (Fp32, Tf32, Bf16, Fp16)}
 
 
+def precision_name(asked: str, device: torch.device) -> str:
+    """`asked`, or for auto bf16, or fp16 on a GPU that has bf16 only by emulation (T4 and V100 say True to that)."""
+    if asked != "auto":
+        return asked
+    native = device.type == "cpu" or torch.cuda.is_bf16_supported(including_emulation=False)
+    return "bf16" if native else "fp16"
+
+
 def resolve_precision(config: PrecisionConfig, device: torch.device) -> Precision:
-    """The precision of `config` on `device`; `auto` is bf16, or fp16 on a GPU that only emulates bf16.
+    """The precision of `config` on `device`.
 
     Raises ConfigError where the device cannot do what was asked for.
     """
-    name = config.precision
-    if name == "auto":
-        native = device.type == "cpu" or torch.cuda.is_bf16_supported(including_emulation=False)
-        name = "bf16" if native else "fp16"
+    name = precision_name(config.precision, device)
     if name == "tf32" and device.type != "cuda":
         raise ConfigError("--precision tf32 needs a CUDA device: TF32 is a mode of tensor cores. Use fp32 on a CPU.")
     if name == "tf32" and torch.cuda.get_device_capability(device) < (8, 0):

@@ -20,7 +20,7 @@ def finish(config: TrainConfig, order: Order, state: TrainState, broken: int, lo
     seen = sum(len(order.step(step)[1]) for step in range(progress.step))
     result: dict[str, Any] = {
         "data": config.data.data,
-        "model": config.model.model,
+        "model": config.model_name,
         "accuracy": progress.accuracy,
         "epochs": progress.step / order.steps_per_epoch,
         "steps": progress.step,

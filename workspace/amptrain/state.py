@@ -43,7 +43,7 @@ class TrainState:
         self.precision.configure()
         torch.manual_seed(config.run.seed)  # the same initial weights in all processes
         self.memory_format = torch.channels_last if config.model.channels_last else torch.contiguous_format
-        self.model = build_model(config.model.model, task).to(processes.device)
+        self.model = build_model(config.model_name, task).to(processes.device)
         self.model.to(memory_format=self.memory_format)  # type: ignore[call-overload]  # torch's stub lacks it
         require_fp32(self.model)
         seed_all(config.run.seed, processes.rank)

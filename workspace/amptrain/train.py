@@ -268,7 +268,7 @@ class Trainer:
         config, order, world = self.config, self.order, self.processes.world_size
         part = order.micro_batch // world
         return [
-            f"Run {config.run_dir}: {config.model.model} on {config.data.data}, {len(self.task.train)} images to train "
+            f"Run {config.run_dir}: {config.model_name} on {config.data.data}, {len(self.task.train)} images to train "
             f"on, {len(self.task.validation)} to validate with; {self.total_steps} steps, "
             f"{order.steps_per_epoch} an epoch.",
             f"Precision {self.state.precision.describe()}; device {self.processes.device}, "
@@ -294,6 +294,10 @@ def train(config: TrainConfig) -> int:
             except RuntimeError as error:
                 if processes.peer_lost(error):
                     raise processes.lost(error) from error
+                if "DataLoader" in str(error):  # raised wherever the loop is, by torch's handler of SIGCHLD
+                    raise TrainingError(
+                        f"A loader worker died or hangs ({error}). If memory ran out, lower --workers or --prefetch."
+                    ) from error
                 raise
             finally:
                 trainer.log.close()

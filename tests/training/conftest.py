@@ -1,0 +1,59 @@
+"""Fixtures of the training tests. They need no Docker: they run in the image, and anywhere torch is."""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+WORKSPACE = Path(__file__).parents[2] / "workspace"
+if WORKSPACE.is_dir():
+    sys.path.insert(0, str(WORKSPACE))
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(WORKSPACE), os.environ.get("PYTHONPATH", "")]).strip(os.pathsep)
+
+from amptrain.config import TrainConfig, from_flat  # noqa: E402
+from amptrain.log import RunLog  # noqa: E402
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Deprecated API is an error: torch moves a name, warns for some releases, and then removes it."""
+    for category in ("FutureWarning", "DeprecationWarning"):
+        config.addinivalue_line("filterwarnings", f"error::{category}")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item):
+    """Skip GPU tests without a GPU; with REQUIRE_GPU=1 they fail."""
+    if "gpu" in item.keywords and not torch.cuda.is_available():
+        if os.environ.get("REQUIRE_GPU") == "1":
+            pytest.fail("REQUIRE_GPU=1, and torch finds no CUDA device.")
+        pytest.skip("torch finds no CUDA device; REQUIRE_GPU=1 makes this a failure")
+    return (yield)
+
+
+@pytest.fixture(autouse=True)
+def _same_start() -> None:
+    """One thread: such small models gain nothing by more, and lose much on a busy machine."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def make_config(tmp_path: Path) -> Callable[..., TrainConfig]:
+    """A short run of digits on the CPU in `tmp_path`; settings by name."""
+
+    def make(**settings: object) -> TrainConfig:
+        short = {"name": "run", "runs": tmp_path, "device": "cpu", "epochs": 1, "batch_size": 128}
+        return from_flat({**short, **settings})
+
+    return make
+
+
+@pytest.fixture
+def messages(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What runs say, while they say it."""
+    said: list[str] = []
+    monkeypatch.setattr(RunLog, "message", lambda self, text: said.append(text))
+    return said

@@ -1,0 +1,72 @@
+"""Which images make which step."""
+
+from itertools import chain
+
+import numpy as np
+import pytest
+from amptrain.errors import ConfigError
+from amptrain.order import Order, TrainBatches, ValidationBatches
+
+SPLITS = [(1, 1), (4, 1), (1, 2), (2, 2), (1, 4)]
+
+
+def epoch_of(order: Order, epoch: int) -> list[int]:
+    steps = range(epoch * order.steps_per_epoch, (epoch + 1) * order.steps_per_epoch)
+    return [int(index) for step in steps for index in order.step(step)[1]]
+
+
+def test_each_epoch_has_all_images_once_in_an_order_of_its_own() -> None:
+    order = Order(103, 16, seed=1)
+    first, second = epoch_of(order, 0), epoch_of(order, 1)
+    assert sorted(first) == sorted(second) == list(range(103))
+    assert first != second
+    assert first == epoch_of(Order(103, 16, seed=1), 0)
+    assert first != epoch_of(Order(103, 16, seed=2), 0)
+
+
+@pytest.mark.parametrize(("accumulate", "world_size"), SPLITS)
+def test_processes_and_micro_batches_share_the_same_steps(accumulate: int, world_size: int) -> None:
+    """Disjoint, complete, and weighted so that the step is the mean over its images; the last, short step too."""
+    whole, split = Order(103, 16, seed=1), Order(103, 16, seed=1, accumulate=accumulate, world_size=world_size)
+    assert split.steps_per_epoch == whole.steps_per_epoch == 7
+    for step in range(14):
+        ranks = [split.micro_batches(step, rank) for rank in range(world_size)]
+        assert len({len(parts) for parts in ranks}) == 1  # as many exchanges in each process
+        indices = [key[1] for parts in ranks for keys, _ in parts for key in keys]
+        epoch, expected = whole.step(step)
+        assert sorted(indices) == sorted(int(index) for index in expected)
+        assert {key[0] for parts in ranks for keys, _ in parts for key in keys} == {epoch}
+        weights = {key: share / world_size / len(keys) for parts in ranks for keys, share in parts for key in keys}
+        assert list(weights.values()) == pytest.approx([1 / len(expected)] * len(expected))
+        assert max(len(keys) for parts in ranks for keys, _ in parts) <= 16 // accumulate // world_size
+
+
+def test_a_last_step_too_small_for_batchnorm_is_left_out() -> None:
+    order = Order(35, 16, seed=0, world_size=2)
+    assert (order.steps_per_epoch, len(epoch_of(order, 0))) == (2, 32)
+    assert set(chain(*(epoch_of(order, epoch) for epoch in range(5)))) == set(range(35))
+    assert len(epoch_of(Order(36, 16, seed=0, world_size=2), 0)) == 36
+
+
+def test_a_batch_that_cannot_be_split_is_refused() -> None:
+    with pytest.raises(ConfigError, match="multiple of 3 processes × 2 micro-batches"):
+        Order(100, 16, seed=0, accumulate=2, world_size=3)
+    with pytest.raises(ConfigError, match="There are 1 training images"):
+        Order(1, 16, seed=0)
+
+
+def test_the_sampler_starts_at_any_step() -> None:
+    order = Order(103, 16, seed=1, accumulate=2)
+    whole = list(TrainBatches(order, 0, 14, rank=0))
+    skip = sum(len(order.micro_batches(step)) for step in range(9))
+    assert list(TrainBatches(order, 9, 14, rank=0)) == whole[skip:]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("images", [1, 7, 12, 13])
+def test_validation_takes_each_image_once(images: int, world_size: int) -> None:
+    ranks = [list(ValidationBatches(images, 4, rank, world_size)) for rank in range(world_size)]
+    indices = [index for batches in ranks for keys in batches for _, index in keys]
+    assert sorted(indices) == list(range(images))
+    assert ValidationBatches(images, 4, 0, world_size).most == max(map(len, ranks))
+    assert np.ptp([sum(map(len, batches)) for batches in ranks]) <= 1

@@ -1,0 +1,224 @@
+"""The AMP step: nothing moves on a skip, gradients are true, the host does not wait."""
+
+import copy
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from amptrain.config import OptimConfig, PrecisionConfig
+from amptrain.ema import Ema
+from amptrain.model import build_optimizer
+from amptrain.precision import Precision, resolve_precision
+from amptrain.step import BufferGuard, MicroBatch, PendingOutcome, amp_step
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils._python_dispatch import TorchDispatchMode
+
+CPU = torch.device("cpu")
+OPTIMIZERS = [(name, fused) for name in ("sgd", "adamw") for fused in (True, False)]
+
+
+class Net(nn.Module):
+    """With BatchNorm, so that there are buffers to spoil."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten())
+        self.head = nn.Linear(8 * 36, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.body(images))
+        return logits
+
+
+class Run:
+    """A model and all that moves in a step."""
+
+    def __init__(self, precision: str, optimizer: str = "sgd", fused: bool = True, **settings: Any) -> None:
+        torch.manual_seed(0)
+        self.model: nn.Module = Net()
+        self.optimizer = build_optimizer(self.model, OptimConfig(optimizer=optimizer, fused=fused, lr=0.01))
+        self.precision: Precision = resolve_precision(PrecisionConfig(precision=precision, **settings), CPU)
+        self.ema = Ema(self.model)
+        self.guard = BufferGuard(self.model)
+
+    def step(self, images: Tensor, micro: int = 1, lr: float = 0.01, clip_norm: float | None = None) -> PendingOutcome:
+        outcome = amp_step(
+            self.model,
+            self.optimizer,
+            self.precision,
+            self.micro_batches(images, micro),
+            loss_fn=cross_entropy,
+            guard=self.guard,
+            learning_rate=lambda: lr,
+            clip_norm=clip_norm,
+        )
+        self.ema.update(self.model, 0.9, outcome.found_inf)
+        return outcome
+
+    def micro_batches(self, images: Tensor, micro: int) -> Iterator[MicroBatch]:
+        labels = torch.arange(len(images)) % 10
+        parts = list(zip(images.tensor_split(micro), labels.tensor_split(micro), strict=True))
+        for number, (part, part_labels) in enumerate(parts):
+            share = len(part) / len(images)
+            yield MicroBatch(images=part, labels=part_labels, share=share, last=number == micro - 1)
+
+    def all_that_moves(self) -> dict[str, Tensor]:
+        """Copies of weights, buffers, averages and the optimizer's state."""
+        state = {f"model.{k}": v for k, v in self.model.state_dict().items()}
+        state |= {f"ema.{k}": v for k, v in self.ema.model.state_dict().items()}
+        for number, values in self.optimizer.state_dict()["state"].items():
+            state |= {f"optimizer.{number}.{k}": torch.as_tensor(v) for k, v in values.items() if v is not None}
+        return {name: value.clone() for name, value in state.items()}
+
+
+def images(seed: int, count: int = 20) -> Tensor:
+    return torch.randn(count, 1, 8, 8, generator=torch.Generator().manual_seed(seed))
+
+
+def overflowing(seed: int = 0) -> Tensor:
+    bad = images(seed)
+    bad[3, 0, 4, 4] = math.inf
+    return bad
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16", "fp32"])
+@pytest.mark.parametrize(("optimizer", "fused"), OPTIMIZERS)
+@pytest.mark.parametrize("good_steps", [0, 2])
+def test_nothing_moves_on_a_skip(precision: str, optimizer: str, fused: bool, good_steps: int) -> None:
+    """Weights, BatchNorm buffers, EMA, optimizer: as before the step, and the next steps as if it had not been."""
+    skipping, never = (Run(precision, optimizer, fused) for _ in range(2))
+    for run in (skipping, never):
+        for seed in range(good_steps):
+            assert not run.step(images(seed)).read().skipped
+    before = skipping.all_that_moves()
+    outcome = skipping.step(overflowing()).read()
+    assert outcome.skipped
+    after = skipping.all_that_moves()
+    for name, value in before.items():
+        assert torch.equal(value, after[name]), name
+    if precision == "fp16":  # the scale is the one thing that may differ, and it is a power of 2: exact
+        assert (outcome.scale_before, outcome.scale_after) == (2.0**16, 2.0**15)
+        never.precision.load_state_dict({"scale": 2.0**15, "_growth_tracker": 0})
+    for seed in range(10, 13):
+        for run in (skipping, never):
+            assert not run.step(images(seed)).read().skipped
+    expected = never.all_that_moves()
+    for name, value in skipping.all_that_moves().items():
+        assert torch.equal(value, expected[name]), name
+
+
+def test_batchnorm_is_spoiled_without_the_guard() -> None:
+    """The reason for BufferGuard (pytorch#90342); if torch mends it, this says so."""
+    run = Run("fp16")
+    run.guard = BufferGuard(nn.Linear(1, 1))
+    assert run.step(overflowing()).read().skipped
+    assert not all(torch.isfinite(buffer).all() for buffer in run.model.buffers())
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_outcome_names_the_first_parameter_that_is_not_finite(fused: bool) -> None:
+    run = Run("fp16", fused=fused)
+    run.model.get_parameter("head.weight").register_hook(lambda gradient: gradient * math.nan)
+    assert run.step(images(0)).read().nonfinite_parameter == "head.weight"
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_a_good_step_says_so(precision: str) -> None:
+    outcome = Run(precision).step(images(0)).read()
+    assert not outcome.skipped
+    assert outcome.nonfinite_parameter is None
+    assert outcome.scale_before == outcome.scale_after == (2.0**16 if precision == "fp16" else 1.0)
+    assert outcome.loss == pytest.approx(math.log(10), rel=0.3)
+
+
+def test_grad_norm_is_that_of_the_true_gradient() -> None:
+    """Whatever the loss scale, and before clipping."""
+    run = Run("fp32")
+    cross_entropy(run.model(images(0)), torch.arange(20) % 10).backward()
+    true = math.sqrt(sum(float((p.grad.double() ** 2).sum()) for p in run.model.parameters() if p.grad is not None))
+    for precision, scale in (("fp32", 1.0), ("fp16", 2.0**16), ("fp16", 2.0**6)):
+        settings = {"init_scale": scale} if precision == "fp16" else {}
+        norm = Run(precision, **settings).step(images(0), clip_norm=1e-3).read().grad_norm
+        assert norm == pytest.approx(true, rel=1e-6 if precision == "fp32" else 2e-2)
+
+
+def test_clipping_is_of_true_gradients() -> None:
+    """Clipped while scaled, the step would be 65536 times too small (pytorch/examples#1196)."""
+    run = Run("fp16")
+    for group in run.optimizer.param_groups:
+        group.update(momentum=0.0, nesterov=False, weight_decay=0.0)
+    run.optimizer.state.clear()
+    before = copy.deepcopy(run.model)
+    run.step(images(0), lr=1.0, clip_norm=0.25)
+    moved = [a - b for a, b in zip(before.parameters(), run.model.parameters(), strict=True)]
+    norm = torch.linalg.vector_norm(torch.cat([difference.flatten() for difference in moved]))
+    assert float(norm.detach()) == pytest.approx(0.25, rel=1e-3)
+
+
+def test_growth_and_backoff_do_not_change_the_update() -> None:
+    """Scale updated before unscaling would halve the gradient on growth steps (deepspeed PR 8588)."""
+    growing, fixed = Run("fp16", growth_interval=2, init_scale=2.0**4), Run("fp16", init_scale=2.0**4)
+    scales = set()
+    for seed in range(8):
+        for run in (growing, fixed):
+            outcome = run.step(images(seed)).read()
+        scales.add(growing.precision.loss_scale.item())
+        assert not outcome.skipped
+    assert len(scales) >= 4
+    for one, other in zip(growing.model.parameters(), fixed.model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize(("count", "micro"), [(20, 4), (18, 4)])
+def test_accumulation_gives_the_same_step(count: int, micro: int) -> None:
+    """Also of micro-batches that differ in size, as in the last window of an epoch."""
+    whole, parts = Run("fp32"), Run("fp32")
+    for run in (whole, parts):
+        run.model.eval()  # BatchNorm's statistics are of each micro-batch
+    one, other = whole.step(images(0, count)).read(), parts.step(images(0, count), micro).read()
+    assert other.loss == pytest.approx(one.loss, rel=1e-5)
+    for a, b in zip(whole.model.parameters(), parts.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_learning_rate_is_asked_after_the_work_is_queued_and_used_in_the_same_step() -> None:
+    run, before = Run("fp32"), copy.deepcopy(Run("fp32").model.state_dict())
+    run.step(images(0), lr=0.0)
+    for name, parameter in run.model.named_parameters():
+        assert torch.equal(parameter, before[name])
+
+
+class Waits(TorchDispatchMode):
+    """Counts the operations that on CUDA make the host wait for the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket.__name__ in {"_local_scalar_dense", "item", "nonzero", "is_nonzero", "equal"}:
+            self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16", "fp32"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_the_host_does_not_wait_in_a_step(precision: str, optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the fused optimizers, over a good and a skipped step, with clipping, EMA and accumulation."""
+    run = Run(precision, optimizer)
+    run.step(images(0))
+    with Waits() as waits:
+        run.step(images(1), micro=2, clip_norm=1.0)
+        outcome = run.step(overflowing(), clip_norm=1.0)
+    assert waits.seen == []
+    assert outcome.read().skipped
+
+
+def test_the_count_of_waits_sees_one() -> None:
+    run = Run("fp16", fused=False)  # torch's scaler reads found_inf on the host for this one
+    with Waits() as waits:
+        run.step(images(0))
+    assert waits.seen
