@@ -47,6 +47,7 @@ def main(argv: list[str]) -> int:
 def examine(environment: dict[str, str]) -> list[Finding]:
     """All checks. The doors' credentials first, as root reads them; the rest as the user who works here."""
     findings = guarded(lambda: security.doors(environment))
+    as_root = os.getuid() == 0
     try:
         who = identity.decide(environment)
         identity.become(who)
@@ -58,7 +59,7 @@ def examine(environment: dict[str, str]) -> list[Finding]:
         lambda: gpu.check(environment, own or gpu.ARCHITECTURES),
         lambda: pytorch.check(facts, environment, gpu.present()),
         lambda: memory.check(environment),
-        lambda: storage.check(who),
+        lambda: storage.check(who, as_root),
         lambda: network.check(environment),
         lambda: [security.first_process()],
         lambda: security.mounted_secrets(environment, who),

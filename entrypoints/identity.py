@@ -92,8 +92,22 @@ def usable_home(environment: Mapping[str, str]) -> Path:
     for home in (Path(environment.get("HOME", "/")), HOME):
         if home != Path("/") and os.access(home, os.W_OK):
             return home
-    home = Path(f"/tmp/home-{os.getuid()}")
-    home.mkdir(mode=0o700, exist_ok=True)
+    return home_under_tmp(f"home-{os.getuid()}")
+
+
+def home_under_tmp(name: str) -> Path:
+    """A home for this start only.
+
+    Raises:
+        EntrypointError: /tmp can't be written to (a read-only root without a tmpfs there).
+    """
+    home = Path("/tmp") / name
+    try:
+        home.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise EntrypointError(
+            f"No home can be made under /tmp ({error.strerror}). With a read-only root: --tmpfs /tmp --tmpfs /run"
+        ) from error
     return home
 
 
@@ -101,8 +115,7 @@ def writable_home(uid: int, gid: int) -> Path:
     """/home/dev, or with a read-only root and no volume there, one under /tmp."""
     if not os.statvfs(HOME).f_flag & os.ST_RDONLY:
         return HOME
-    home = Path("/tmp/home-dev")
-    home.mkdir(mode=0o700, exist_ok=True)
+    home = home_under_tmp("home-dev")
     give(home, uid, gid)
     return home
 

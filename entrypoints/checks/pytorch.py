@@ -12,9 +12,9 @@ from entrypoints.paths import VENV
 
 PYTHON = VENV / "bin/python"
 TIMEOUT_S = 120
-# cudnnGraphVersionCheck loads a part of cuDNN as a first convolution does, but needs no GPU: whose part it is counts.
+# cudnn.version() loads a part of cuDNN as a first convolution does, but needs no GPU: whose part it is counts.
 QUESTION = """
-import ctypes, json, os, warnings
+import json, warnings
 warnings.simplefilter("ignore")
 import torch
 facts = {
@@ -30,8 +30,6 @@ if facts["devices"]:
         torch.ones(8, device="cuda").sum().item()
     except RuntimeError as error:
         facts["error"] = str(error).splitlines()[0]
-if torch.version.cuda:
-    ctypes.CDLL("libcudnn.so.9", mode=os.RTLD_NOLOAD).cudnnGraphVersionCheck()
 with open("/proc/self/maps") as maps:
     facts["libraries"] = sorted({line.split()[-1] for line in maps if "libcudnn" in line})
 print(json.dumps(facts))

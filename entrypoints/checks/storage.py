@@ -15,12 +15,18 @@ PROBE = 4 << 20  # bytes written and synced to time the disk
 SLOW_S = 2.0  # for PROBE: a checkpoint of 400 MB would take minutes, longer than Docker's grace at `docker stop`
 
 
-def check(who: Identity) -> list[Finding]:
-    """All findings about the workspace, as the user who works there: privileges are dropped before."""
+def check(who: Identity, as_root: bool) -> list[Finding]:
+    """All findings about the workspace, as the user who works there: privileges are dropped before.
+
+    `as_root`: the container starts as root, and start gives the image's own copy to that user.
+    """
     folder = mounted_workspace(mounts())
     if folder is None:
         do = "-v ./workspace:/workspace (the compose file does)"
         found = f"{WORKSPACE} is the image's own copy: what is made there goes with the container"
+        if os.statvfs(WORKSPACE).f_flag & os.ST_RDONLY or not (as_root or os.access(WORKSPACE, os.W_OK)):
+            found = f"{WORKSPACE} is the image's own copy, and uid {who.uid} can't write there"
+            return [Finding("workspace", "warning", found, "a folder of the host to work in", do)]
         return [Finding("workspace", "note", found, do=do), *disk(WORKSPACE)]
     return [owner(folder, who), *disk(folder)]
 

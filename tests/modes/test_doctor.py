@@ -117,6 +117,12 @@ def test_nothing_to_do_without_a_gpu(tmp_path: Path) -> None:
             ],
             id="half-a-driver",
         ),
+        pytest.param(["--env=PUID=4242"], [("workspace", "note", "the image's own copy: what is made")], id="given"),
+        pytest.param(["--user=12345"], [("workspace", "warning", "uid 12345 can't write|-v ./workspace")], id="uid"),
+        pytest.param(["--read-only"], [("user", "error", "--tmpfs /tmp --tmpfs /run")], id="read-only-without-tmp"),
+        pytest.param(
+            ["--read-only", "--tmpfs=/tmp"], [("workspace", "warning", "uid 1000 can't write there")], id="read-only"
+        ),
         pytest.param(["--env=PUID=me"], [("user", "error", "PUID is 'me'")], id="no-user"),
         pytest.param(
             ["--cap-drop=ALL"], [("user", "error", "may not become uid 1000|--cap-add SETUID")], id="no-capability"
