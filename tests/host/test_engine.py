@@ -5,7 +5,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -167,18 +168,23 @@ def test_host_that_can_t_be_given_an_engine_is_told_what_to_do(
         require_root_on_debian()
 
 
+@pytest.fixture
+def readable_copy() -> Iterator[Path]:
+    """The host tools in a folder that every user can read (pytest's own folders are root's alone)."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        shutil.copytree(ROOT / "host", Path(folder) / "host", ignore=shutil.ignore_patterns("__pycache__"))
+        yield Path(folder)
+
+
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="becomes another user: needs root")
-@pytest.mark.parametrize("module", ["host.engine", "host.build", "host.base_image"])
-def test_command_without_an_engine_ends_with_one_sentence(module: str, tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "host", tmp_path / "host")
-    for folder in [tmp_path, *list(tmp_path.parents)[:2]]:
-        folder.chmod(0o755)
-    command = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", sys.executable, "-m", module]
-    environment = {**os.environ, "DOCKER_HOST": "unix:///nowhere", "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/tmp"}
+@pytest.mark.parametrize("command", [["host.engine", "start"], ["host.build"], ["host.base_image"]], ids="".join)
+def test_command_without_an_engine_ends_with_one_sentence(command: list[str], readable_copy: Path) -> None:
+    nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
     done = subprocess.run(
-        [*command, *(["start"] if module == "host.engine" else [])],
-        cwd=tmp_path,
-        env=environment,
+        [*nobody, sys.executable, "-m", *command],
+        cwd=readable_copy,
+        env={**os.environ, "DOCKER_HOST": "unix:///nowhere", "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/tmp"},
         check=False,
         capture_output=True,
         text=True,

@@ -10,7 +10,7 @@ from tests.support import ROOT
 
 LOCKS = sorted((ROOT / "requirements").glob("*.lock"))
 PIN = re.compile(
-    r"^([A-Za-z0-9._-]+)==([^ ;\\]+)( ; [^\\]+)?((?: \\\n    --hash=sha256:[0-9a-f]{64})+)\n", re.MULTILINE
+    r"^([A-Za-z0-9._-]+)==([^\s;\\]+)( ; [^\\\n]+)?((?: \\\n    --hash=sha256:[0-9a-f]{64})+)\n", re.MULTILINE
 )
 
 
