@@ -52,7 +52,7 @@ def start(arguments: list[str]) -> int:
         workspace.check_writable(who, required=True)
         for line in doctor.brief():
             say(line)
-    program.write_mode(mode=mode)
+    program.write_mode(mode="program")
     if serves_jupyter:
         jupyter.prepare(rest, variables, who)
     if serves_ssh:

@@ -39,7 +39,7 @@ def checked(text: str, source: str) -> list[str]:
     """The keys in a text, each seen by ssh-keygen.
 
     Raises:
-        EntrypointError: a line is no public key; its number is named, and what it seems to be instead.
+        EntrypointError: a line is no public key; its number is named.
     """
     if "PRIVATE KEY-----" in text:
         raise EntrypointError(
@@ -55,7 +55,7 @@ def checked(text: str, source: str) -> list[str]:
         )
         if seen.returncode:
             raise EntrypointError(
-                f"Line {number} of {source} is no public key ({key[:24]}…). "
+                f"Line {number} of {source} is no public key. "  # not shown: it may be a password put there by mistake
                 "Needed is a line as in ~/.ssh/id_ed25519.pub: ssh-ed25519 AAAA… name"
             )
         keys.append(key)

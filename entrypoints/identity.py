@@ -39,10 +39,18 @@ def _unescaped(text: str) -> str:
     return re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), text)
 
 
-def mounted_workspace(points: Iterable[Path]) -> Path | None:
-    """The mount whose owner counts: /workspace, else the first mount below it (the article mounts /workspace/code)."""
-    below = sorted(point for point in points if point == WORKSPACE or WORKSPACE in point.parents)
-    return below[0] if below else None
+def mounted_workspace(points: Iterable[Path], workspace: Path = WORKSPACE) -> Path | None:
+    """The mount whose owner counts: /workspace, else one below it (the article mounts /workspace/code).
+
+    Of several below, one that can be written to and is not root's: data beside it is often mounted read-only.
+    """
+    below = [point for point in points if point == workspace or workspace in point.parents]
+    return min(below, key=lambda p: (p != workspace, is_read_only(p), p.stat().st_uid == 0, p), default=None)
+
+
+def is_read_only(folder: Path) -> bool:
+    """Whether the file system of a folder is mounted read-only."""
+    return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
 
 
 def decide(environment: Mapping[str, str]) -> Identity:
@@ -113,7 +121,7 @@ def home_under_tmp(name: str) -> Path:
 
 def writable_home(uid: int, gid: int) -> Path:
     """/home/dev, or with a read-only root and no volume there, one under /tmp."""
-    if not os.statvfs(HOME).f_flag & os.ST_RDONLY:
+    if not is_read_only(HOME):
         return HOME
     home = home_under_tmp("home-dev")
     give(home, uid, gid)
@@ -130,8 +138,9 @@ def make_run_folder() -> None:
         if not os.access(RUN, os.W_OK):
             raise PermissionError(f"{RUN} belongs to uid {RUN.stat().st_uid}")
     except OSError as error:
+        place = "/run" if os.getuid() == 0 else f"{RUN}:mode=1777"  # Docker's tmpfs on /run is root's alone
         raise EntrypointError(
-            f"{RUN} can't be written to ({error}). With a read-only root it needs a place of its own: --tmpfs /run"
+            f"{RUN} can't be written to ({error}). With a read-only root it needs a place of its own: --tmpfs {place}"
         ) from error
 
 
@@ -190,27 +199,33 @@ def name_unnamed(identity: Identity, password_hash: str) -> None:
 
 
 def own_home(identity: Identity) -> None:
-    """Give the home, and the few folders the image put there, to the identity. Never walks what the user made.
+    """Give what the image put there, home and workspace, to the identity. Never walks what the user made.
 
-    A folder of the host mounted as home stays as it is; a volume is the container's own.
+    A folder of the host stays as it is; a volume is the container's own.
     """
-    folder = mounts().get(HOME)
-    if os.getuid() != 0 or identity.home != HOME or (folder and not re.search(r"/volumes/[^/]+/_data$", folder)):
+    if os.getuid() != 0:
         return
-    if HOME.stat().st_uid == identity.uid:
+    points = mounts()
+    if WORKSPACE not in points and not is_read_only(WORKSPACE):  # the image's own copy
+        take_over([WORKSPACE], identity)
+    if identity.home != HOME:
         return
-    ours = [HOME, *(HOME / name for name in (".bashrc", ".profile", ".bash_logout", ".ssh", ".cache", ".local"))]
-    ours += [HOME / ".vscode-server", HOME / ".vscode-server/extensions"]
-    if WORKSPACE not in mounts():
-        ours.append(WORKSPACE)  # the image's own copy
-    for path in ours:
+    if HOME not in points or re.search(r"/volumes/[^/]+/_data$", points[HOME]):
+        names = (".bashrc", ".profile", ".bash_logout", ".ssh", ".cache", ".local", ".vscode-server")
+        take_over([HOME, *(HOME / name for name in names), HOME / ".vscode-server/extensions"], identity)
+    owner = HOME.stat().st_uid
+    if owner != identity.uid:
+        warn(
+            f"{HOME} belongs to uid {owner}, not to {identity.uid}, which may not be able to write there. "
+            f"Start with PUID={owner or identity.uid}, or give the folder or volume over once with chown -R."
+        )
+
+
+def take_over(paths: Iterable[Path], identity: Identity) -> None:
+    """Give these to the identity, except what an earlier start gave to somebody else."""
+    for path in paths:
         if path.exists() and path.lstat().st_uid in (0, DEFAULT_ID) and path.lstat().st_uid != identity.uid:
             give(path, identity.uid, identity.gid)
-    if HOME.stat().st_uid != identity.uid:
-        warn(
-            f"{HOME} belongs to uid {HOME.stat().st_uid}, not to {identity.uid}: an earlier start had another owner. "
-            f"Start with PUID={HOME.stat().st_uid}, or give the volume over once with chown -R."
-        )
 
 
 def give(path: Path, uid: int, gid: int) -> None:

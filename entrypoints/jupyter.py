@@ -5,11 +5,11 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from entrypoints.credentials import credential, new_token
+from entrypoints.credentials import credential, new_token, read_secret
 from entrypoints.errors import EntrypointError, say
 from entrypoints.identity import Identity, give
 from entrypoints.paths import RUN
-from entrypoints.program import option, require_free_port, write_mode
+from entrypoints.program import option, published_port, require_free_port, write_mode
 
 PORT = 8888
 SERVERS = ("lab", "notebook", "server")
@@ -58,35 +58,48 @@ def prepare(arguments: Sequence[str], environment: dict[str, str], identity: Ide
             "JUPYTER_PASSWORD_HASH is no argon2 hash; make one with: "
             "python -c 'from jupyter_server.auth import passwd; print(passwd())'"
         )
-    port = int(option(arguments, PORT_FLAGS) or PORT)
+    port = port_of(arguments)
     require_free_port(port, "JupyterLab")
-    certificate = tls_files(environment)
+    certificate = tls_texts(environment)
     given = option(arguments, TOKEN_FLAGS)
     made = new_token() if token is None and hashed is None and given is None else None
     write_config(environment, identity, token or made, hashed, certificate)
     scheme = "https" if certificate else "http"
     base = (option(arguments, BASE_FLAGS) or "/").strip("/")
     write_mode(mode="jupyter", scheme=scheme, port=port, base=f"/{base}/".replace("//", "/"))
-    published = environment.get("JUPYTER_PORT", "").strip() or str(port)
-    link = f"{scheme}://127.0.0.1:{published}/{base + '/' if base else ''}"
-    say(f"Jupyter: {link}lab?token={made}" if made else f"Jupyter: {link}lab   (log in with the credential you set)")
+    address = f"{scheme}://127.0.0.1:{published_port(environment, 'JUPYTER_PORT', port)}"
+    link = f"{address}/{base + '/' if base else ''}{'tree' if arguments[:1] == ['notebook'] else 'lab'}"
+    say(f"Jupyter: {link}?token={made}" if made else f"Jupyter: {link}   (log in with the credential you set)")
 
 
-def tls_files(environment: Mapping[str, str]) -> dict[str, str]:
-    """The server settings for TLS by $JUPYTER_CERTFILE and $JUPYTER_KEYFILE; none where neither is set.
+def port_of(arguments: Sequence[str]) -> int:
+    """The port in the caller's flags, else 8888.
 
     Raises:
-        EntrypointError: only one is set, or a file is missing.
+        EntrypointError: it is no number.
     """
-    files = {name.lower(): environment.get(f"JUPYTER_{name}", "") for name in ("CERTFILE", "KEYFILE")}
-    if not any(files.values()):
+    text = option(arguments, PORT_FLAGS) or str(PORT)
+    if not text.isdecimal():
+        raise EntrypointError(f"--port is {text!r}; give a number from 1 to 65535.")
+    return int(text)
+
+
+def tls_texts(environment: Mapping[str, str]) -> dict[str, str]:
+    """Certificate and key named by $JUPYTER_CERTFILE and $JUPYTER_KEYFILE; none where neither is set.
+
+    Raises:
+        EntrypointError: only one is set, or a file is missing, unreadable or empty.
+    """
+    names = ("JUPYTER_CERTFILE", "JUPYTER_KEYFILE")
+    files = [environment.get(name, "") for name in names]
+    if not any(files):
         return {}
-    for name, path in files.items():
-        if not path or not Path(path).is_file():
-            raise EntrypointError(
-                f"TLS needs both JUPYTER_CERTFILE and JUPYTER_KEYFILE; the {name} {path or '(not set)'!r} is not there."
-            )
-    return files
+    if not all(files):
+        raise EntrypointError("TLS needs both JUPYTER_CERTFILE and JUPYTER_KEYFILE; only one of them is set.")
+    return {
+        name.removeprefix("JUPYTER_").lower(): read_secret(Path(file), name)
+        for name, file in zip(names, files, strict=True)
+    }
 
 
 def write_config(
@@ -104,14 +117,20 @@ def write_config(
         settings["IdentityProvider"]["token"] = token or ""
     if hashed is not None:
         settings["PasswordIdentityProvider"] = {"hashed_password": hashed, "password_required": True}
-    settings["ServerApp"].update(certificate)
+    for name, text in certificate.items():  # copies: a key of mode 0600 is root's on the host, and the server is `dev`
+        settings["ServerApp"][name] = str(write_private(folder / name, text + "\n", identity))
     if identity.uid == 0:
         settings["ServerApp"]["allow_root"] = True
-    file = folder / "jupyter_server_config.json"
-    file.unlink(missing_ok=True)
-    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as output:
-        json.dump(settings, output)
-    if os.getuid() == 0:
-        give(file, identity.uid, identity.gid)
+    write_private(folder / "jupyter_server_config.json", json.dumps(settings), identity)
     others = environment.get("JUPYTER_CONFIG_PATH")
     environment["JUPYTER_CONFIG_PATH"] = f"{folder}{os.pathsep + others if others else ''}"
+
+
+def write_private(file: Path, text: str, identity: Identity) -> Path:
+    """Write a file that only the identity may read."""
+    file.unlink(missing_ok=True)
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as output:
+        output.write(text)
+    if os.getuid() == 0:
+        give(file, identity.uid, identity.gid)
+    return file

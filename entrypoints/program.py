@@ -21,12 +21,24 @@ def option(arguments: Sequence[str], names: Sequence[str]) -> str | None:
     return value
 
 
+def published_port(environment: Mapping[str, str], name: str, port: int) -> str:
+    """The host's port for a printed address: $NAME if it is a number, else the container's own.
+
+    Kubernetes sets JUPYTER_PORT=tcp://10.0.0.1:8888 for a service of that name; that is no port.
+    """
+    text = environment.get(name, "").strip()
+    return text if text.isdecimal() else str(port)
+
+
 def require_free_port(port: int, what: str) -> None:
     """See that the port can be listened on.
 
     Raises:
-        EntrypointError: another program has it (with `--network host`, one of the host), or it is reserved for root.
+        EntrypointError: it is no port; or another program has it (with `--network host`, one of the host), or it is
+            reserved for root.
     """
+    if not 0 < port < 1 << 16:
+        raise EntrypointError(f"{what} can't listen on port {port}; give a number from 1 to 65535.")
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

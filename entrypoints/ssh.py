@@ -11,7 +11,7 @@ from entrypoints.credentials import new_password
 from entrypoints.errors import EntrypointError, say
 from entrypoints.identity import NAME, Identity, name_user
 from entrypoints.paths import RUN, STATE
-from entrypoints.program import require_free_port, write_mode
+from entrypoints.program import published_port, require_free_port, write_mode
 
 SSHD = "/usr/sbin/sshd"
 PORT = 2222
@@ -78,9 +78,10 @@ def install_keys(folder: Path, keys: Sequence[str], users: Sequence[str]) -> Pat
 def personal_keys(identity: Identity) -> bool:
     """Whether the user has put keys into his home himself (`ssh-copy-id` into the home volume)."""
     try:
-        return bool((identity.home / ".ssh/authorized_keys").read_text().strip())
-    except OSError:
+        lines = (identity.home / ".ssh/authorized_keys").read_text().splitlines()
+    except (OSError, UnicodeDecodeError):
         return False
+    return any(line.strip() and not line.lstrip().startswith("#") for line in lines)
 
 
 def first_password(environment: Mapping[str, str]) -> str:
@@ -132,7 +133,7 @@ def fingerprint(key: Path) -> str:
 
 def announce(environment: Mapping[str, str], users: Sequence[str], port: int, password: str | None, key: Path) -> None:
     """Print how to log in, and a block for the client's ~/.ssh/config."""
-    published = environment.get("SSH_PORT", "").strip() or str(port)
+    published = published_port(environment, "SSH_PORT", port)
     say(f"ssh: ssh -p {published} {users[0]}@127.0.0.1" + ("   (or root@127.0.0.1)" if len(users) > 1 else ""))
     say(f"ssh: host key {fingerprint(key)} (ED25519)")
     if password:

@@ -1,10 +1,9 @@
 """Whether the workspace can be worked in."""
 
-import os
 from pathlib import Path
 
 from entrypoints.errors import EntrypointError, warn
-from entrypoints.identity import Identity, mounted_workspace, mounts
+from entrypoints.identity import Identity, is_read_only, mounted_workspace, mounts
 from entrypoints.paths import WORKSPACE
 
 
@@ -15,14 +14,14 @@ def check_writable(identity: Identity, required: bool) -> None:
         EntrypointError: it is mounted read-only, and the mode needs to write there (`required`).
     """
     folder = mounted_workspace(mounts())
-    if folder is None:
+    if folder is None or (folder != WORKSPACE and is_read_only(folder)):  # data mounted below: the rest is ours
         if identity.uid not in (0, WORKSPACE.stat().st_uid):
             warn(
                 f"{WORKSPACE} is the image's own copy, and uid {identity.uid} may not write there; "
                 f"mount a folder of yours: -v ./workspace:{WORKSPACE}"
             )
         return
-    if os.statvfs(folder).f_flag & os.ST_RDONLY:
+    if is_read_only(folder):
         message = f"{folder} is mounted read-only"
         if required:
             raise EntrypointError(f"{message}, but runs, notebooks and checkpoints are written there; drop `:ro`.")
