@@ -32,10 +32,15 @@ def check_changes(saved: dict[str, Plain], now: dict[str, Plain]) -> list[str]:
     return [f"Changed since the checkpoint: {', '.join(texts.values())}. From here on this is another run than before."]
 
 
-def check_world_size(saved: int, now: int) -> list[str]:
-    """Sentences about a changed number of processes."""
+def check_world_size(saved: int, now: int, *, saved_steps: int, steps: int) -> list[str]:
+    """Sentences about a changed number of processes. Raises ConfigError if it changes the steps of an epoch."""
     if saved == now:
         return []
+    if saved_steps != steps:
+        raise ConfigError(
+            f"The checkpoint is of {saved} processes. With {now} an epoch has {steps} steps in place of {saved_steps}, "
+            f"as its last images are too few for {now}. Continue with {saved} processes, or start a run with --name."
+        )
     return [
         f"The checkpoint is of {saved} processes, now there are {now}. Each step takes the same images as before, so "
         "the result is the same up to rounding; but BatchNorm's statistics and dropout are taken in each process."

@@ -36,9 +36,9 @@ class Progress:
 class TrainState:
     """Model, optimizer, EMA, precision and progress of this process."""
 
-    def __init__(self, config: TrainConfig, task: Task, processes: Processes) -> None:
+    def __init__(self, config: TrainConfig, task: Task, steps_per_epoch: int, processes: Processes) -> None:
         """As at the start of a run. Raises ConfigError for settings that cannot be."""
-        self.config, self.processes = config, processes
+        self.config, self.steps_per_epoch, self.processes = config, steps_per_epoch, processes
         self.precision = resolve_precision(config.precision, processes.device)
         self.precision.configure()
         torch.manual_seed(config.run.seed)  # the same initial weights in all processes
@@ -70,13 +70,19 @@ class TrainState:
             "progress": asdict(self.progress),
             "rng": self.processes.gather(rng_state(self.processes.device)),
             "world_size": self.processes.world_size,
+            "steps_per_epoch": self.steps_per_epoch,
             "config": flatten(self.config),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> list[str]:
         """Continue from `state_dict()`. Returns sentences about what is not as it was; ConfigError if it cannot."""
         messages = check_changes(state["config"], flatten(self.config))
-        messages += check_world_size(state["world_size"], self.processes.world_size)
+        messages += check_world_size(
+            state["world_size"],
+            self.processes.world_size,
+            saved_steps=state["steps_per_epoch"],
+            steps=self.steps_per_epoch,
+        )
         self.model.load_state_dict(state["model"])
         if self.ema is not None:
             self.ema.model.load_state_dict(state["ema"])

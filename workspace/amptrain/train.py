@@ -53,7 +53,7 @@ class Trainer:
         self.total_steps = min(optim.epochs * self.order.steps_per_epoch, optim.max_steps or NEVER)
         self.warmup_steps = min(round(optim.warmup_epochs * self.order.steps_per_epoch), self.total_steps // 2)
         self.loss = nn.CrossEntropyLoss(label_smoothing=optim.label_smoothing)
-        self.state = TrainState(config, self.task, processes)
+        self.state = TrainState(config, self.task, self.order.steps_per_epoch, processes)
         self.store = CheckpointStore(config.run_dir / "checkpoints", config.run.keep)
         messages = self._continue()
         self.feed = Feed(config, self.task, self.order, processes, self.state.memory_format)
