@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 WORKSPACE = Path(__file__).parents[2] / "workspace"
 if WORKSPACE.is_dir():
     sys.path.insert(0, str(WORKSPACE))
     os.environ["PYTHONPATH"] = os.pathsep.join([str(WORKSPACE), os.environ.get("PYTHONPATH", "")]).strip(os.pathsep)
 
+from amptrain import state  # noqa: E402
 from amptrain.config import TrainConfig, from_flat  # noqa: E402
 from amptrain.log import RunLog  # noqa: E402
 
@@ -49,6 +51,17 @@ def make_config(tmp_path: Path) -> Callable[..., TrainConfig]:
         return from_flat({**short, **settings})
 
     return make
+
+
+@pytest.fixture
+def mlp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model with BatchNorm and dropout, but no convolution: those in fp16 take seconds each on a CPU."""
+
+    def build(name: str, task: object) -> nn.Module:
+        hidden = [nn.Linear(64, 48), nn.BatchNorm1d(48), nn.ReLU(), nn.Dropout(0.1)]
+        return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(48, 10))
+
+    monkeypatch.setattr(state, "build_model", build)
 
 
 @pytest.fixture

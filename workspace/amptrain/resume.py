@@ -9,7 +9,7 @@ import torch
 from amptrain.config import Plain
 from amptrain.errors import ConfigError
 
-SAME_RESULT = {"name", "runs", "data_dir", "workers", "prefetch", "log_every", "save_every", "keep"}
+SAME_RESULT = {"name", "runs", "data_dir", "precision", "init_scale", "workers", "prefetch", "log_every", "save_every", "keep"}
 """Settings without influence on the weights."""
 NEED_NEW_RUN = {
     *("data", "image_size", "augment", "seed", "batch_size", "model", "optimizer", "fused", "ema_decay", "skip_broken"),

@@ -267,6 +267,7 @@ class Trainer:
     def _introduction(self) -> list[str]:
         config, order, world = self.config, self.order, self.processes.world_size
         part = order.micro_batch // world
+        slow = isinstance(self.state.precision, Fp16) and self.processes.device.type == "cpu"
         return [
             f"Run {config.run_dir}: {config.model_name} on {config.data.data}, {len(self.task.train)} images to train "
             f"on, {len(self.task.validation)} to validate with; {self.total_steps} steps, "
@@ -275,6 +276,7 @@ class Trainer:
             f"{torch.get_num_threads()} threads, {self.feed.workers} loader workers in each process.",
             f"A step takes {config.optim.batch_size} images: {world} processes × {config.optim.accumulate} "
             f"micro-batches × {part} images.",
+            *(["fp16 on a CPU is for trying it out: it is very slow there. bf16 is not."] if slow else []),
         ]
 
 

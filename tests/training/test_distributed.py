@@ -1,0 +1,208 @@
+"""Several processes, started by torchrun; and signals."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from amptrain.checkpoint import CheckpointStore
+from amptrain.config import TrainConfig
+from amptrain.data import open_task
+from amptrain.distributed import _interface
+from amptrain.model import build_model
+from amptrain.order import ValidationBatches
+from amptrain.precision import resolve_precision
+
+from .test_train import command, records, wait_for
+
+Make = Callable[..., TrainConfig]
+# torchrun, as a program of this Python; a free port each time
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+
+
+def torchrun(config: TrainConfig, script: str | None = None, **more: object) -> list[str]:
+    """`torchrun -m amptrain train …`, or of `script`, which is given the same flags."""
+    flags = command(config, **more)[4:]
+    return [*TORCHRUN, *(["-m", "amptrain", "train"] if script is None else [script]), *flags]
+
+
+def run(arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error::FutureWarning:amptrain"}
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=180, check=False, env=env)
+
+
+PLAIN_MODEL = '''
+"""amptrain with a model without BatchNorm and dropout, whose step is the same however its images are shared out."""
+import sys
+from torch import nn
+from amptrain import cli, state
+
+def plain(name, task):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+
+state.build_model = plain
+if __name__ == "__main__":
+    sys.exit(cli.run(cli.train, sys.argv[1:]))
+'''
+
+
+def weights(config: TrainConfig) -> dict[str, torch.Tensor]:
+    loaded = CheckpointStore(config.run_dir / "checkpoints").load_latest()
+    assert loaded is not None
+    model = loaded.state["model"]
+    assert isinstance(model, dict)
+    return model
+
+
+def test_two_processes_train_as_one_with_the_same_batch(make_config: Make, tmp_path: Path) -> None:
+    """FP32, SGD, no BatchNorm: to 1e-5 of rounding. With accumulation, and a last step that is short."""
+    script = tmp_path / "plain.py"
+    script.write_text(PLAIN_MODEL)
+    settings = {"precision": "fp32", "optimizer": "sgd", "lr": 0.05, "epochs": 2}
+    one, two = make_config(name="one", **settings), make_config(name="two", accumulate=2, **settings)
+    alone = run([sys.executable, str(script), *command(one)[4:]])
+    assert alone.returncode == 0, alone.stderr
+    both = run(torchrun(two, str(script)))
+    assert both.returncode == 0, both.stderr
+    assert "128 images: 2 processes × 2 micro-batches × 32 images" in both.stdout
+    assert both.stdout.count("accuracy") == 1  # rank 0 prints
+    first, second = weights(one), weights(two)
+    for name, weight in first.items():
+        torch.testing.assert_close(second[name], weight, rtol=1e-5, atol=1e-5)
+    for a, b in zip(records(one, "epoch"), records(two, "epoch"), strict=True):
+        assert b["val_loss"] == pytest.approx(a["val_loss"], rel=1e-5)
+        assert b["val_accuracy"] == a["val_accuracy"]
+    losses = [[r["loss"] for r in records(config, "window")] for config in (one, two)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
+def test_validation_over_processes_is_that_of_the_saved_model(make_config: Make) -> None:
+    """With BatchNorm, whose statistics differ between processes until rank 0's are shared; 360 images over 2 × 64."""
+    config = make_config(precision="fp32")
+    assert run(torchrun(config)).returncode == 0
+    task = open_task(config.data, 0)
+    model = build_model("small_cnn", task)
+    model.load_state_dict(weights(config))
+    model.eval()
+    precision = resolve_precision(config.precision, torch.device("cpu"))
+    correct = loss = 0.0
+    for keys in ValidationBatches(360, 360, 0, 1):
+        samples = [task.validation[key] for key in keys]
+        images = (torch.stack([sample.image for sample in samples]).float() - task.mean[0]) / task.std[0]
+        labels = torch.tensor([sample.label for sample in samples])
+        with torch.no_grad(), precision.autocast():
+            logits = model(images)
+        loss += float(torch.nn.functional.cross_entropy(logits, labels, reduction="sum"))
+        correct += float((logits.argmax(1) == labels).sum())
+    [epoch] = records(config, "epoch")
+    assert epoch["val_accuracy"] == correct / 360
+    assert epoch["val_loss"] == pytest.approx(loss / 360, rel=1e-4)
+
+
+def started(config: TrainConfig) -> bool:
+    metrics = config.run_dir / "metrics.jsonl"
+    return metrics.exists() and metrics.stat().st_size > 0
+
+
+@pytest.mark.parametrize("launch", [command, torchrun], ids=["alone", "torchrun"])
+def test_sigterm_with_workers_ends_in_a_checkpoint(launch: Callable[..., list[str]], make_config: Make) -> None:
+    """Exit code 143; torchrun's own is 1 whatever its workers return. The same command then goes on."""
+    config = make_config(epochs=2000, workers=1, log_every=2)
+    with subprocess.Popen(launch(config), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        wait_for(lambda: started(config), 120)
+        process.send_signal(signal.SIGTERM)
+        output, error = process.communicate(timeout=30)
+    stopped_at = int(output.split("Stopped as asked at step ")[1].split(".")[0])
+    assert process.returncode == (143 if launch is command else 1), error
+    loaded = CheckpointStore(config.run_dir / "checkpoints").load_latest()
+    assert loaded is not None
+    assert loaded.step == stopped_at
+    again = run(launch(config, max_steps=stopped_at + 2))
+    assert again.returncode == 0, again.stderr
+    assert f"Continuing at step {stopped_at} of {stopped_at + 2}" in again.stdout
+
+
+def test_a_process_that_dies_ends_the_others_with_a_message(make_config: Make, tmp_path: Path) -> None:
+    """Without torchrun's own watching: it kills the others only later."""
+    config = make_config(epochs=2000, log_every=2)
+    ranks = []
+    for rank in range(2):
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+        env |= {"LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+        ranks.append(env)
+    ranks[1]["MASTER_PORT"] = ranks[0]["MASTER_PORT"]
+    processes = [
+        subprocess.Popen(command(config), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=env)
+        for env in ranks
+    ]
+    try:
+        wait_for(lambda: started(config), 120)
+        processes[1].kill()
+        _, error = processes[0].communicate(timeout=60)
+    finally:
+        for process in processes:
+            process.kill()
+    assert processes[0].returncode == 1
+    assert "amptrain: Rank 0 lost another process of this run" in error
+    assert "Traceback" not in error
+
+
+def free_port() -> str:
+    import socket
+
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return str(sock.getsockname()[1])
+
+
+def test_a_changed_number_of_processes_is_told(make_config: Make) -> None:
+    config = make_config(max_steps=4, save_every=2)
+    assert run(torchrun(config)).returncode == 0
+    alone = run(command(make_config(max_steps=6)))
+    assert alone.returncode == 0, alone.stderr
+    assert "The checkpoint is of 2 processes, now there are 1." in alone.stdout
+    assert json.loads((config.run_dir / "result.json").read_text())["world_size"] == 1
+
+
+def test_gloo_takes_the_interface_of_the_route() -> None:
+    assert _interface("127.0.0.1", 29500) == "lo"
+    assert _interface("no.such.host.invalid", 29500) is None
+
+
+def test_threads_follow_the_cpus(make_config: Make) -> None:
+    code = (
+        "import torch; from amptrain.distributed import Processes; p = Processes('cpu'); print(torch.get_num_threads())"
+    )
+    few = {min(os.sched_getaffinity(0))}
+    env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    done = subprocess.run(
+        [sys.executable, "-c", f"import os; os.sched_setaffinity(0, {few}); {code}"],
+        capture_output=True, text=True, check=True, env=env,
+    )  # fmt: skip
+    assert done.stdout.strip() == "1"
+
+
+def test_cuda_that_is_not_there_is_said(make_config: Make) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has CUDA")
+    from amptrain.distributed import Processes
+    from amptrain.errors import ConfigError
+
+    with pytest.raises(ConfigError, match="torch finds no CUDA device"):
+        Processes("cuda")
+
+
+def test_a_second_signal_ends_at_once() -> None:
+    code = (
+        "import os, signal, time\nfrom amptrain.signals import StopSignal\nwith StopSignal() as stop:\n"
+        " os.kill(os.getpid(), signal.SIGTERM)\n assert stop.number == signal.SIGTERM\n print('asked', flush=True)\n"
+        " os.kill(os.getpid(), signal.SIGTERM)\n time.sleep(60)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=30)
+    assert done.stdout == "asked\n"
+    assert done.returncode == -signal.SIGTERM
