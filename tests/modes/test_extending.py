@@ -1,0 +1,66 @@
+"""docs/extending.md, done: the Dockerfile of five lines is built, and a venv of one's own sees the image's torch."""
+
+import re
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.image.test_pip import make_wheel
+from tests.support import IMAGE, ROOT, docker, docker_process, run_once
+
+GUIDE = (ROOT / "docs/extending.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def context(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A build context as the guide has it: requirements, wheels and code."""
+    folder = tmp_path_factory.mktemp("context")
+    for name in ("wheels", "code"):
+        (folder / name).mkdir()
+    make_wheel(folder / "wheels", "smallpackage", "1.2")
+    make_wheel(folder / "wheels", "torch", "2.5.1")
+    (folder / "code/mine.py").write_text(
+        "import smallpackage, torch\nprint(smallpackage.__version__, torch.__version__)\n"
+    )
+    dockerfile = re.search(r"```dockerfile\n(FROM .*?)```", GUIDE, re.DOTALL)
+    assert dockerfile
+    assert len(dockerfile[1].splitlines()) == 5
+    (folder / "Dockerfile").write_text(dockerfile[1].replace("pytorch-cuda:v2.6", IMAGE))
+    return folder
+
+
+@pytest.fixture
+def tag() -> Iterator[str]:
+    name = f"test-{uuid.uuid4().hex[:12]}:own"
+    yield name
+    docker("image", "rm", name, check=False)
+
+
+def test_five_lines_make_an_own_image(context: Path, tag: str) -> None:
+    # By its path, so that no index is asked; a name works the same.
+    (context / "requirements.txt").write_text("/tmp/packages/smallpackage-1.2-py3-none-any.whl\n")
+    docker("build", "--quiet", "--network=none", f"--tag={tag}", str(context))
+    done = run_once("python", "-m", "mine", image=tag)
+    assert done.stdout.split() == ["1.2", "2.6.0+cu124"], done.stderr
+    assert run_once("id", "-un", image=tag).stdout.strip() == "dev"
+
+
+def test_own_image_with_another_torch_is_refused(context: Path, tag: str) -> None:
+    (context / "requirements.txt").write_text("/tmp/packages/torch-2.5.1-py3-none-any.whl\n")
+    done = docker_process("build", "--progress=plain", "--network=none", f"--tag={tag}", str(context))
+    assert done.returncode != 0
+    assert "torch==2.6.0" in done.stderr, done.stderr
+
+
+def test_own_venv_sees_the_image_s_torch_and_may_have_other_versions(tmp_path: Path) -> None:
+    make_wheel(tmp_path, "tqdm", "9.9")
+    tmp_path.chmod(0o755)
+    making = re.search(r"```sh\n(python -m venv ~/venv\n.*)\n", GUIDE)
+    assert making
+    install = "~/venv/bin/pip install --quiet --no-index --find-links /wheels tqdm==9.9"
+    show = "~/venv/bin/python -c 'import tqdm, torch; print(tqdm.__version__, torch.__version__)'"
+    program = f"set -e\n{making[1]}\n! {install} 2>/dev/null\nPIP_CONSTRAINT= {install}\n{show}"
+    done = run_once("bash", "-c", program, options=["--network=none", f"--volume={tmp_path}:/wheels:ro"])
+    assert done.stdout.split() == ["9.9", "2.6.0+cu124"], done.stderr
