@@ -37,6 +37,15 @@ SHM = "--shm-size=1g"
         ),
         (["jupyter"], ["--env=JUPYTER_PASSWORD_HASH=secret"], 2, "JUPYTER_PASSWORD_HASH is no argon2 hash"),
         (["jupyter"], ["--env=JUPYTER_CERTFILE=/nowhere"], 2, "TLS needs both JUPYTER_CERTFILE and JUPYTER_KEYFILE"),
+        (["jupyter", "lab", "--port=abc"], [], 2, "--port is 'abc'; give a number from 1 to 65535"),
+        (["jupyter", "--port", "99999"], [], 2, "JupyterLab can't listen on port 99999"),
+        (["ssh", "-p", "99999"], [], 2, "sshd can't listen on port 99999"),
+        (
+            ["jupyter"],
+            ["--env=JUPYTER_CERTFILE=/nowhere", "--env=JUPYTER_KEYFILE=/nowhere"],
+            2,
+            "JUPYTER_CERTFILE names /nowhere, which is not there",
+        ),
         (["ssh"], ["--env=SSH_PUBLIC_KEY=ssh-ed25519 garbage"], 2, "Line 1 of SSH_PUBLIC_KEY is no public key"),
         (
             ["ssh"],

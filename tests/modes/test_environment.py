@@ -100,5 +100,16 @@ def test_kernel(expected: dict[str, str]) -> None:
         assert "secret-token" not in run_in_kernel(container, "secret-token", "import os; print(dict(os.environ))")
 
 
+def test_given_token_is_in_no_program_s_environment() -> None:
+    with started("jupyter", options=["--shm-size=1g", "--env=JUPYTER_TOKEN=secret-token"]) as container:
+        container.wait_for_log("is running at")
+        assert "secret-token" in container.execute("cat", "/proc/1/environ")  # tini's: the engine itself set it
+        assert container.execute("cat", "/proc/1/environ", user="dev", check=False) == ""
+        server = container.execute("pgrep", "-f", "jupyter-lab").split()[0]
+        seen = container.execute("cat", f"/proc/{server}/environ", f"/proc/{server}/cmdline", user="dev")
+        assert "PIP_CONSTRAINT" in seen
+        assert "secret-token" not in seen
+
+
 def test_plain_command(expected: dict[str, str]) -> None:
     assert json.loads(run_once("python", "-c", CODE, options=OPTIONS).stdout) == expected

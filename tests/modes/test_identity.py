@@ -2,11 +2,12 @@
 
 import hashlib
 import os
+import uuid
 from pathlib import Path
 
 import pytest
 
-from tests.support import make_folder, run_once, started
+from tests.support import docker, make_folder, run_once, started
 
 WHO = """
 id -u; id -g; id -un; python -c 'import getpass; print(getpass.getuser())'; touch /workspace/made ~/made && echo ok
@@ -98,8 +99,39 @@ def test_home_folder_of_the_host_is_left_as_it_is(tmp_path: Path) -> None:
     workspace = make_folder(tmp_path / "w", 12345)
     options = [f"--volume={home}:/home/dev", f"--volume={workspace}:/workspace"]
     done = run_once("true", options=options)
-    assert home.stat().st_uid == 1000
-    assert "/home/dev belongs to uid 1000" in done.stderr or done.stderr == ""
+    assert (home.stat().st_uid, list(home.iterdir())) == (1000, [])
+    assert "warning: /home/dev belongs to uid 1000, not to 12345" in done.stderr
+
+
+def test_volume_as_home_and_the_image_s_workspace_become_the_user_s() -> None:
+    volume = f"test-{uuid.uuid4().hex[:12]}"
+    try:
+        for _ in range(2):  # the second start finds the volume given over, and the workspace of a new container not
+            done = run_once("bash", "-c", WHO, options=["--env=PUID=777", f"--volume={volume}:/home/dev"])
+            assert done.stdout.split() == ["777", "777", "dev", "dev", "ok"], done.stderr
+    finally:
+        docker("volume", "rm", volume)
+
+
+def test_data_mounted_read_only_below_the_workspace_stops_nothing(tmp_path: Path) -> None:
+    data, code = make_folder(tmp_path / "data", 0), make_folder(tmp_path / "code", 4242)
+    options = ["--shm-size=1g", f"--volume={data}:/workspace/a-data:ro"]
+    done = run_once("train", "--help", options=options)
+    assert (done.returncode, "warning:" in done.stderr) == (0, False), done.stderr
+    both = [*options, f"--volume={code}:/workspace/code"]
+    assert run_once("id", "-u", options=both).stdout.strip() == "4242"
+
+
+@pytest.mark.parametrize(
+    ("user", "tmpfs"), [([], "/run"), (["--user=12345:12345"], "/run/pytorch-cuda:mode=1777")], ids=["root", "user"]
+)
+def test_read_only_root_works_and_tells_what_it_needs(user: list[str], tmpfs: str) -> None:
+    needed = run_once("true", options=["--read-only", "--tmpfs=/tmp", *user])
+    assert needed.returncode == 2
+    assert f": --tmpfs {tmpfs}" in needed.stderr
+    who = "id -u; python -c 'import getpass; print(getpass.getuser())'; touch ~/made && echo ok"
+    done = run_once("bash", "-c", who, options=["--read-only", "--tmpfs=/tmp", f"--tmpfs={tmpfs}", *user])
+    assert done.stdout.split() == (["12345", "user", "ok"] if user else ["1000", "dev", "ok"]), done.stderr
 
 
 def test_group_add_reaches_the_program() -> None:

@@ -5,6 +5,7 @@ import re
 import ssl
 import subprocess
 import urllib.error
+import urllib.parse
 import urllib.request
 import uuid
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ ARTICLE = ["jupyter", "notebook", "--ip=0.0.0.0", "--port=8888", "--allow-root",
 
 
 # What Jupyter logs when it refuses somebody, as these tests want it to.
-REFUSED = [r"wrote error: '(Forbidden|Not Found)'"]
+REFUSED = [r"wrote error: '(Forbidden|Not Found)'", r"'_xsrf' argument missing from POST"]
 
 
 def token_of(container: Container) -> str:
@@ -72,6 +73,7 @@ def test_it_runs_as_dev(server: Container) -> None:
 
 
 def test_another_site_may_not_read_it(server: Container) -> None:
+    assert ask(server, "/api")[0] == 200
     url = f"http://127.0.0.1:{server.published(8888)}/api/status"
     request = urllib.request.Request(url, headers={"Origin": "http://elsewhere.test"})
     with pytest.raises(urllib.error.HTTPError) as refused:
@@ -121,9 +123,10 @@ def run_in_kernel(container: Container, token: str, code: str) -> str:
 
 def test_article_s_command_line_starts_notebook_7() -> None:
     with started(*ARTICLE, options=OPTIONS) as container:
-        token = token_of(container)
-        status, page = ask(container, f"/tree?token={token}")
+        path, token = container.wait_for_log(r"Jupyter: http://127\.0\.0\.1:8888(/tree\?token=(\w{48}))$").groups()
+        status, page = ask(container, path)
         assert status == 200
+        assert ask(container, "/api/contents", token)[0] == 200
         assert b"Jupyter Notebook" in page or b"notebook" in page
         assert re.search(r"jupyter-notebook --ip=0.0.0.0", container.execute("ps", "-eo", "args="))
 
@@ -141,6 +144,57 @@ def test_token_file_is_used(tmp_path: Path) -> None:
     with started("jupyter", options=[*options, "--env=JUPYTER_TOKEN_FILE=/run/secrets/token"]) as container:
         assert ask(container, "/api/status", "from-a-file")[0] == 200
         assert "from-a-file" not in docker("inspect", container.name)
+
+
+HASH = "import sys; from jupyter_server.auth import passwd; print(passwd(sys.argv[1]))"  # argon2, as the error advises
+
+
+def log_in(container: Container, password: str) -> int:
+    """Log in by the form of the login page, as a browser does; the status of /api/contents after that."""
+    cookies = urllib.request.HTTPCookieProcessor()
+    opener = urllib.request.build_opener(cookies)
+    base = f"http://127.0.0.1:{container.published(8888)}"
+    with opener.open(f"{base}/login", timeout=5) as page:
+        xsrf = re.search(r'name="_xsrf" value="([^"]+)"', page.read().decode())
+    assert xsrf
+    form = urllib.parse.urlencode({"_xsrf": xsrf[1], "password": password}).encode()
+    try:
+        with opener.open(f"{base}/login", data=form, timeout=5):
+            pass
+        with opener.open(f"{base}/api/contents", timeout=5) as reply:
+            return int(reply.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+@pytest.mark.parametrize("by_file", [False, True])
+def test_password_by_its_hash(tmp_path: Path, by_file: bool) -> None:
+    hashed = run_once("python", "-c", HASH, "correct horse").stdout.strip()
+    (tmp_path / "hash").write_text(f"{hashed}\n")
+    by = [f"--volume={tmp_path}/hash:/run/secrets/h:ro", "--env=JUPYTER_PASSWORD_HASH_FILE=/run/secrets/h"]
+    options = [*OPTIONS, *(by if by_file else [f"--env=JUPYTER_PASSWORD_HASH={hashed}"])]
+    with started("jupyter", options=options, announced=[*REFUSED, "WARNING|Invalid credentials|401"]) as container:
+        assert ask(container, "/api/contents")[0] == 403
+        assert log_in(container, "correct horse") == 200
+        assert log_in(container, "wrong") == 401
+        assert "token=" not in container.log()
+        assert hashed not in container.log()
+
+
+def test_form_of_another_site_is_refused(server: Container) -> None:
+    """A POST with the browser's cookie but without the page's XSRF token, as another site could make it send one."""
+    cookies = urllib.request.HTTPCookieProcessor()
+    opener = urllib.request.build_opener(cookies)
+    base = f"http://127.0.0.1:{server.published(8888)}"
+    token = token_of(server)
+    assert ask(server, "/api/contents", token)[0] == 200
+    with opener.open(f"{base}/lab?token={token}", timeout=20) as page:
+        assert page.status == 200
+    with opener.open(f"{base}/api/contents", timeout=5) as page:  # the cookie alone logs in
+        assert page.status == 200
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        opener.open(f"{base}/api/kernels", data=b"{}", timeout=5)
+    assert refused.value.code == 403
 
 
 @pytest.mark.parametrize("flag", ["--IdentityProvider.token=", "--NotebookApp.token=", "--ServerApp.token="])
@@ -162,14 +216,14 @@ def test_other_port_and_base_url_are_followed_by_link_and_health_check() -> None
         wait_until(lambda: container.health() == "healthy", "healthy")
 
 
-def test_tls_by_certificate_files(tmp_path: Path) -> None:
+def test_tls_by_certificate_files_also_with_a_key_only_root_may_read(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "tls")
     subject = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
     files = ["-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", *files, *subject], check=True, capture_output=True
     )
-    subprocess.run(["chown", "-R", "1000:1000", str(folder)], check=True)
+    (folder / "key.pem").chmod(0o600)
     variables = ["--env=JUPYTER_CERTFILE=/tls/cert.pem", "--env=JUPYTER_KEYFILE=/tls/key.pem"]
     with started("jupyter", options=[*OPTIONS, f"--volume={folder}:/tls:ro", *variables]) as container:
         link = container.wait_for_log(r"Jupyter: (https://127\.0\.0\.1:8888/lab\?token=(\w+))$")

@@ -64,6 +64,13 @@ def test_health_becomes_good_and_then_bad(mode: str) -> None:
         container.execute("pkill", "-CONT", "-f", "jupyter-lab", check=False)
 
 
+def test_program_beside_the_server_is_healthy() -> None:
+    """`jupyter execute` may run for hours without a port."""
+    entrypoint = "/usr/bin/python3 -I /opt/entrypoints"
+    done = run_once("-c", f"{entrypoint} jupyter --version && {entrypoint} health", options=["--entrypoint=bash"])
+    assert done.returncode == 0, done.stderr
+
+
 def test_soft_limit_of_open_files_is_raised_to_the_hard_one() -> None:
     done = run_once("bash", "-c", "ulimit -Sn; ulimit -Hn", options=["--ulimit=nofile=1024:4096"])
     assert done.stdout.split() == ["4096", "4096"]

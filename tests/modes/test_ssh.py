@@ -123,6 +123,14 @@ def test_mounted_authorized_keys_work_whatever_their_owner_and_mode(
     assert (before.st_mode, before.st_uid, before.st_mtime) == (after.st_mode, after.st_uid, after.st_mtime)
 
 
+@pytest.mark.parametrize("variables", [[], ["--env=SSH_PUBLIC_KEY_FILE=/run/secrets/ssh_public_key"]])
+def test_key_as_a_secret(ssh: Ssh, key: KeyPair, variables: list[str]) -> None:
+    options = [*OPTIONS, f"--volume={key.private}.pub:/run/secrets/ssh_public_key:ro", *variables]
+    with started("ssh", options=options) as container:
+        assert ssh(container, "whoami", user="root").stdout.strip() == "root"
+        assert "one-time password" not in container.log()
+
+
 def test_key_that_dev_put_into_its_home_is_no_key_of_root(ssh: Ssh, key: KeyPair) -> None:
     with started("ssh", options=OPTIONS) as container:
         container.wait_for_log("Server listening")
