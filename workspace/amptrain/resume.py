@@ -9,8 +9,12 @@ import torch
 from amptrain.config import Plain
 from amptrain.errors import ConfigError
 
-SAME_RESULT = {"name", "runs", "data_dir", "precision", "init_scale", "workers", "prefetch", "log_every", "save_every", "keep"}
-"""Settings without influence on the weights."""
+SAME_RESULT = {
+    *("name", "runs", "data_dir", "workers", "prefetch", "log_every", "save_every", "keep"),
+    *("precision", "init_scale"),
+}
+"""Settings without influence on the weights; the precision is looked at by itself, since auto and bf16 may be the same,
+and the loss scale continues where it was."""
 NEED_NEW_RUN = {
     *("data", "image_size", "augment", "seed", "batch_size", "model", "optimizer", "fused", "ema_decay", "skip_broken"),
 }

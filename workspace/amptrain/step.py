@@ -96,6 +96,11 @@ class BufferGuard:
             torch._foreach_copy_(group, [part.view_as(buffer) for part, buffer in zip(kept, group, strict=True)])
         self._saved = []
 
+    def undo(self) -> None:
+        """The remembered values, if a step is under way."""
+        if self._saved:
+            self.restore(torch.ones((), device=self._saved[0].device))
+
 
 def _flat(group: list[Tensor]) -> Tensor:
     return torch.cat([buffer.flatten() for buffer in group])

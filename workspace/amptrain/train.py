@@ -112,6 +112,7 @@ class Trainer:
         if state.ema is not None and optim.ema_decay is not None:
             decay = ema_decay(state.progress.optimizer_steps, decay=optim.ema_decay)
             state.ema.update(state.model, decay, self.pending.found_inf)
+        self.judged_images = self.last_images  # kept a step longer, for a diagnosis
         state.progress.step = step + 1
 
     def _micro_batches(self, step: int) -> Iterator[MicroBatch]:
@@ -162,7 +163,8 @@ class Trainer:
             why = f"{progress.consecutive_skips} steps in a row were skipped (--max-consecutive-skips)"
         else:
             return
-        cause = diagnose(self.state.model, precision, self.last_images, outcome.nonfinite_parameter)
+        self.state.guard.undo()  # the next step, within which this may be, has already run its forward pass
+        cause = diagnose(self.state.model, precision, self.judged_images, outcome.nonfinite_parameter)
         raise TrainingError(f"Stopped at step {progress.step}: {why}. {cause}")
 
     def _close_window(self) -> None:
