@@ -52,6 +52,7 @@ def run_to(config: TrainConfig, step: int, validating: bool = False, spoil: froz
     trainer.steps = spoil
     stop.trainer = trainer
     trainer.done = trainer.fit()  # type: ignore[attr-defined]
+    trainer.feed.close()
     return trainer
 
 

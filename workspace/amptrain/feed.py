@@ -27,13 +27,16 @@ class Feed:
         self.workers = choose_workers(config.data.workers, task, processes.cpus, config.data.prefetch, most)
         self.validation_batches = ValidationBatches(len(task.validation), most, processes.rank, processes.world_size)
         self.broken: set[str] = set()
+        self.opened: list[DeviceBatches | FakeBatches] = []
 
     def open(self, start: int, stop: int, log: RunLog) -> None:
         """Make `training`, from step `start` to step `stop`, and `validation`."""
         self.log = log
         training = TrainBatches(self.order, start, stop, self.processes.rank)
         self.training = self._batches(self.task.train, training, self.workers)
+        self.opened.append(self.training)
         self.validation = self._batches(self.task.validation, self.validation_batches, min(self.workers, 2))
+        self.opened.append(self.validation)
 
     def _batches(self, images: Images, batches: BatchSampler, workers: int) -> DeviceBatches | FakeBatches:
         device = self.processes.device
@@ -43,6 +46,11 @@ class Feed:
             images, batches, workers, self.config.prefetch, pin_memory=device.type == "cuda"
         )
         return DeviceBatches(loader, self.task, device, self.memory_format, self._report)
+
+    def close(self) -> None:
+        """End the loader workers."""
+        for batches in self.opened:
+            batches.close()
 
     def _report(self, broken: tuple[str, ...]) -> None:
         """Stop at an image that cannot be read, or with --skip-broken say and remember it."""

@@ -304,6 +304,7 @@ def train(config: TrainConfig) -> int:
                     ) from error
                 raise
             finally:
+                trainer.feed.close()
                 trainer.log.close()
         processes.close()
         return 0 if done else 128 + (stop.number or signal.SIGTERM)
