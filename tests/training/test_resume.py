@@ -44,11 +44,13 @@ class StopAt(StopSignal):
         pass
 
 
-def run_to(config: TrainConfig, step: int, validating: bool = False, spoil: frozenset[int] = frozenset()) -> Trainer:
+def run_to(
+    config: TrainConfig, step: int, validating: bool = False, spoil: frozenset[int] = frozenset(), device: str = "cpu"
+) -> Trainer:
     """Start or continue a run, and stop it at `step`."""
     config.run_dir.mkdir(parents=True, exist_ok=True)
     stop = StopAt(step, validating)
-    trainer = Spoiled(config, Processes("cpu"), stop)
+    trainer = Spoiled(config, Processes(device), stop)
     trainer.steps = spoil
     stop.trainer = trainer
     trainer.done = trainer.fit()  # type: ignore[attr-defined]
