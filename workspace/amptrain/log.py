@@ -1,9 +1,27 @@
-"""What a run writes while it goes: one line of JSON in metrics.jsonl for each window of steps and each epoch."""
+"""What a run says and writes while it goes: lines for people, metrics.jsonl for programs, TensorBoard's event files.
+
+metrics.jsonl has one JSON object a line: `"kind": "window"` with the fields of Window, or `"kind": "epoch"` with those
+of EpochRecord; what is not a finite number is null. Each line is written whole at once. A run that continues at step N
+first drops all lines after N, so no step is there twice, and what follows N is what was trained.
+"""
 
 import dataclasses
 import json
+import math
+import os
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard.writer import SummaryWriter
+
+METRICS = "metrics.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +50,8 @@ class Window:
     """Peak of the device's memory held by torch, in bytes; 0 on CPU."""
     grad_norm: float
     """Norm of the true gradient at the last step that was not skipped, before clipping; NaN if all were."""
+    gpu_utilisation: float | None = None
+    """Per cent of time in which a kernel ran on rank 0's GPU; None where it was not measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,34 +70,156 @@ class EpochRecord:
 
 
 class RunLog:
-    """Writes the records of rank 0; with `enabled=False` nothing. Continuing at `start_step` drops records after it."""
+    """Says and writes the records of rank 0; with `enabled=False` nothing.
+
+    Where standard output is a terminal, a bar below the lines tells how far the run is and when it will be done.
+    """
 
     def __init__(self, run_dir: Path, total_steps: int, enabled: bool, start_step: int = 0) -> None:
-        self.path = run_dir / "metrics.jsonl"
-        self.enabled = enabled
-        self.total_steps = total_steps
-        if enabled and self.path.exists():
-            lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
-            kept = [line for line in lines if json.loads(line)["step"] <= start_step]
-            self.path.write_text("".join(kept), encoding="utf-8")
+        """Continuing at `start_step` drops the records after it."""
+        self.run_dir, self.total_steps, self.enabled = run_dir, total_steps, enabled
+        self.path = run_dir / METRICS
+        self.half_written = False
+        self.writer: SummaryWriter | None = None
+        self.bar: Progress | None = None
+        self.failing = False
+        if not enabled:
+            return
+        drop_after(self.path, start_step)
+        self._try(lambda: self._open_tensorboard(start_step))
+        if sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
+            self._start_bar(start_step)
 
     def window(self, record: Window) -> None:
         """A window of steps is over."""
+        if not self.enabled:
+            return
         self._write("window", record)
+        self.message(window_line(record, self.total_steps))
+        if self.bar is not None:
+            self.bar.update(self.task, completed=record.step)
 
     def epoch(self, record: EpochRecord) -> None:
         """An epoch is over, with its validation."""
+        if not self.enabled:
+            return
         self._write("epoch", record)
+        self.message(epoch_line(record))
 
     def message(self, text: str) -> None:
         """A sentence for the person watching."""
-        if self.enabled:
+        if self.bar is not None:
+            self.bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        elif self.enabled:
             print(text, flush=True)
 
     def close(self) -> None:
         """Nothing more comes."""
+        if self.bar is not None:
+            self.bar.stop()
+            self.bar = None
+        if self.writer is not None:
+            self._try(self.writer.close)
+            self.writer = None
+
+    def _open_tensorboard(self, start_step: int) -> None:
+        from torch.utils.tensorboard.writer import SummaryWriter  # half a second, which only rank 0 spends
+
+        # With purge_step TensorBoard drops what a killed run had written after the step it now continues at.
+        self.writer = SummaryWriter(str(self.run_dir / "tensorboard"), purge_step=start_step + 1)
+
+    def _start_bar(self, completed: int) -> None:
+        columns = (
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("steps, elapsed"),
+            TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
+        )  # fmt: skip
+        self.bar = Progress(*columns, console=Console(file=sys.stdout), refresh_per_second=4)
+        self.task = self.bar.add_task(self.run_dir.name, total=self.total_steps, completed=completed)
+        self.bar.start()
 
     def _write(self, kind: str, record: Window | EpochRecord) -> None:
-        if self.enabled:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"kind": kind, **dataclasses.asdict(record)}) + "\n")
+        values = {name: _finite(value) for name, value in dataclasses.asdict(record).items()}
+        self._try(lambda: self._append(json.dumps({"kind": kind, **values}, allow_nan=False)))
+        self._try(lambda: self._tensorboard("train" if kind == "window" else "validation", values))
+
+    def _append(self, line: str) -> None:
+        """`line`, whole, or an OSError; what a full disk left of the one before is then ended first."""
+        data = f"{chr(10) if self.half_written else ''}{line}\n".encode()
+        with self.path.open("ab", buffering=0) as file:
+            self.half_written = True
+            if file.write(data) != len(data):
+                raise OSError(f"{self.path}: only a part of a line could be written")
+            self.half_written = False
+
+    def _tensorboard(self, group: str, values: dict[str, Any]) -> None:
+        if self.writer is None:
+            return
+        for name, value in values.items():
+            if isinstance(value, int | float) and name != "step":
+                self.writer.add_scalar(f"{group}/{name}", value, values["step"])
+        self.writer.flush()
+
+    def _try(self, write: Callable[[], None]) -> None:
+        """A log that cannot be written is said once, and ends no run."""
+        try:
+            write()
+        except OSError as error:
+            if not self.failing:
+                self.message(f"The metrics of this run cannot be written: {error}. Training goes on without them.")
+            self.failing = True
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no word for NaN and infinity."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def window_line(window: Window, total_steps: int) -> str:
+    """The one line of a window, for people."""
+    skips = f"  skips {window.skips}" if window.skips == 0 else f"  SKIPS {window.skips}"
+    parts = [
+        f"step {window.step:>{len(str(total_steps))}}/{total_steps}  epoch {window.epoch}",
+        f"  loss {window.loss:.4f}  lr {window.lr:.2e}  scale {window.scale:g}{skips}",
+        f"  {window.images_per_s:.0f} images/s ({window.images_per_s_compute:.0f} without waiting for data)",
+        f"  data wait {window.data_wait_share:.0%}",
+    ]
+    if window.memory_reserved:
+        allocated, reserved = window.memory_allocated / 2**30, window.memory_reserved / 2**30
+        parts.append(f"  memory {allocated:.2f} GiB allocated, {reserved:.2f} GiB reserved")
+    if window.gpu_utilisation is not None:
+        parts.append(f"  GPU busy {window.gpu_utilisation:.0f}%")
+    return "".join(parts)
+
+
+def epoch_line(record: EpochRecord) -> str:
+    """The one line of an epoch, for people."""
+    return (
+        f"epoch {record.epoch} done: validation loss {record.val_loss:.4f}, accuracy {record.val_accuracy:.2%}, "
+        f"skipped steps {record.skips}, {record.seconds:.1f} s since the start"
+    )
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The records of a metrics.jsonl, also while it is written: a line that is not whole yet is left out.
+
+    Raises OSError if it cannot be read.
+    """
+    return [record for line in path.read_bytes().splitlines() if (record := _record(line)) is not None]
+
+
+def drop_after(path: Path, step: int) -> None:
+    """Drop the records after `step`, and a half line a kill left. The old file lives until the new one is whole."""
+    if not path.exists():
+        return
+    lines = [line for line in path.read_bytes().splitlines() if (record := _record(line)) and record["step"] <= step]
+    aside = path.with_suffix(".tmp")
+    aside.write_bytes(b"".join(line + b"\n" for line in lines))
+    aside.replace(path)
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except ValueError:  # cut off by a kill or a full disk, or not written whole yet
+        return None
+    return record if isinstance(record, dict) and isinstance(record.get("step"), int) else None

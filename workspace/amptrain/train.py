@@ -20,6 +20,7 @@ from amptrain.distributed import Processes
 from amptrain.errors import ConfigError, TrainingError
 from amptrain.feed import Feed
 from amptrain.log import EpochRecord, RunLog
+from amptrain.monitor import watch
 from amptrain.order import Order
 from amptrain.precision import Fp16
 from amptrain.result import finish
@@ -66,6 +67,7 @@ class Trainer:
         self.log = RunLog(config.run_dir, self.total_steps, processes.is_main, start_step=self.state.progress.step)
         for text in [*self._introduction(), *messages]:
             self.log.message(text)
+        self.monitor = watch(config, self.state.precision, self.feed.workers, processes, self.log.message)
         self.window = WindowMeter(processes)
         self.pending: PendingOutcome | None = None
         self.lr = 0.0
@@ -172,7 +174,7 @@ class Trainer:
         steps = self.window.steps
         if steps == 0:
             return
-        record = self.window.close(self.state.progress.step, self._epoch, self.lr)
+        record = self.monitor.window(self.window.close(self.state.progress.step, self._epoch, self.lr))
         self.log.window(record)
         frequent = record.skips >= 3 and record.skips * 10 >= steps
         if frequent and isinstance(self.state.precision, Fp16) and not self.advised:
@@ -197,14 +199,15 @@ class Trainer:
         self._settle()
         state, progress = self.state, self.state.progress
         state.share_buffers()
-        result = validate(
-            state.model if state.ema is None else state.ema.model,
-            state.precision,
-            self.feed.validation,
-            most=self.feed.validation_batches.most,
-            processes=self.processes,
-            stop_asked=lambda: self.stop.number is not None,
-        )
+        with self.monitor.paused():
+            result = validate(
+                state.model if state.ema is None else state.ema.model,
+                state.precision,
+                self.feed.validation,
+                most=self.feed.validation_batches.most,
+                processes=self.processes,
+                stop_asked=lambda: self.stop.number is not None,
+            )
         if result is None:
             return False
         progress.validated_step = progress.step
@@ -241,7 +244,8 @@ class Trainer:
         saved, state = True, self.state.state_dict()
         if self.processes.is_main:
             try:
-                self.store.save(state, self.state.progress.step)
+                with self.monitor.paused():
+                    self.store.save(state, self.state.progress.step)
             except CheckpointError as error:
                 saved = False
                 self.log.message(str(error))
@@ -294,7 +298,8 @@ def train(config: TrainConfig) -> int:
         with _alone_in(config.run_dir, processes.is_main):
             trainer = Trainer(config, processes, stop)
             try:
-                done = trainer.fit()
+                with trainer.monitor:
+                    done = trainer.fit()
             except RuntimeError as error:
                 if processes.peer_lost(error):
                     raise processes.lost(error) from error
