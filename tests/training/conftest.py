@@ -25,14 +25,13 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("filterwarnings", f"error::{category}")
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item):
+@pytest.hookimpl(tryfirst=True)  # before fixtures; not a wrapper, around which pytest's own could not clean up
+def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip GPU tests without a GPU; with REQUIRE_GPU=1 they fail."""
     if "gpu" in item.keywords and not torch.cuda.is_available():
         if os.environ.get("REQUIRE_GPU") == "1":
             pytest.fail("REQUIRE_GPU=1, and torch finds no CUDA device.")
         pytest.skip("torch finds no CUDA device; REQUIRE_GPU=1 makes this a failure")
-    return (yield)
 
 
 @pytest.fixture(autouse=True)

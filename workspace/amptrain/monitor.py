@@ -218,7 +218,7 @@ def cause(settings: Settings, waited: float) -> str:
 def watch(
     config: TrainConfig, precision: Precision, workers: int, processes: Processes, say: Callable[[str], None]
 ) -> Monitor:
-    """A monitor of rank 0's GPU, as rank 0 is the one that speaks; of none where NVML is not to be had, which is said."""
+    """A monitor of rank 0's GPU, as rank 0 is the one that speaks; of none without NVML, which is said."""
     settings = Settings(
         fp16=isinstance(precision, Fp16),
         fused=config.optim.fused,
