@@ -27,7 +27,7 @@ def test_each_epoch_has_all_images_once_in_an_order_of_its_own() -> None:
 @pytest.mark.parametrize(("accumulate", "world_size"), SPLITS)
 def test_processes_and_micro_batches_share_the_same_steps(accumulate: int, world_size: int) -> None:
     """Disjoint, complete, and weighted so that the step is the mean over its images; the last, short step too."""
-    whole, split = Order(104, 16, seed=1), Order(104, 16, seed=1, accumulate=accumulate, world_size=world_size)
+    whole, split = Order(106, 16, seed=1), Order(106, 16, seed=1, accumulate=accumulate, world_size=world_size)
     assert split.steps_per_epoch == whole.steps_per_epoch == 7
     for step in range(14):
         ranks = [split.micro_batches(step, rank) for rank in range(world_size)]
