@@ -1,5 +1,6 @@
 """Where a run's batches come from: training from its next step to the last, and validation."""
 
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -49,8 +50,9 @@ class Feed:
 
     def close(self) -> None:
         """End the loader workers."""
-        for batches in self.opened:
-            batches.close()
+        with ExitStack() as all_of_them:  # also when the first fails, as it may where a worker was killed
+            for batches in self.opened:
+                all_of_them.callback(batches.close)
 
     def _report(self, broken: tuple[str, ...]) -> None:
         """Stop at an image that cannot be read, or with --skip-broken say and remember it."""

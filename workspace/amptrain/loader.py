@@ -118,9 +118,11 @@ class DeviceBatches:
     def close(self) -> None:
         """End the workers now. Left to the exit of Python they would not end: it sends them SIGTERM, and waits."""
         if isinstance(self.batches, _MultiProcessingDataLoaderIter):
-            self.batches._shutdown_workers()
-            for worker in self.batches._workers:
-                worker.kill()  # one that hangs in a read
+            try:
+                self.batches._shutdown_workers()
+            finally:
+                for worker in self.batches._workers:
+                    worker.kill()  # one that hangs in a read
 
     def _next(self, batches: Iterator[Batch]) -> tuple[Tensor, Tensor] | None:
         started = time.perf_counter()

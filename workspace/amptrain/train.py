@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import closing
 
 import torch
 from torch import nn
@@ -300,8 +301,10 @@ def train(config: TrainConfig) -> int:
         with alone_in(config.run_dir, processes.is_main):
             trainer = Trainer(config, processes, stop)
             try:
-                with trainer.monitor:
+                with closing(trainer.log), closing(trainer.feed), trainer.monitor:
                     done = trainer.fit()
+            except TrainingError:
+                raise
             except RuntimeError as error:
                 if processes.peer_lost(error):
                     raise processes.lost(error) from error
@@ -310,8 +313,5 @@ def train(config: TrainConfig) -> int:
                         f"A loader worker died or hangs ({error}). If memory ran out, lower --workers or --prefetch."
                     ) from error
                 raise
-            finally:
-                trainer.feed.close()
-                trainer.log.close()
         processes.close()
         return 0 if done else 128 + (stop.number or signal.SIGTERM)
