@@ -19,10 +19,14 @@ WAIT = r"printf '#!/usr/bin/dash\nexec /usr/bin/sleep 600\n' > /usr/bin/tini"
 
 
 class GpuEngine:
-    """dockerd with its own data, socket and network; `start` it, and `stop` it in the end."""
+    """dockerd with its own data, socket and network; `start` it, and `stop` it in the end.
 
-    def __init__(self, folder: Path) -> None:
+    With `runtime=False` it has CDI alone, as Docker on a host where only a CDI specification was made.
+    """
+
+    def __init__(self, folder: Path, runtime: bool = True) -> None:
         self.folder = folder
+        self.runtime = runtime
         self.address = f"unix://{folder}/docker.sock"
         self.request_log = folder / "requests.jsonl"
         self.log = folder / "dockerd.log"
@@ -38,7 +42,7 @@ class GpuEngine:
             "containerd-plugins-namespace": "test-plugins",
             "features": {"cdi": True},
             "cdi-spec-dirs": [str(STANDINS / "cdi")],
-            "runtimes": {"nvidia": {"path": str(STANDINS / "bin" / "nvidia-container-runtime")}},
+            "runtimes": {"nvidia": {"path": str(STANDINS / "bin" / "nvidia-container-runtime")}} if self.runtime else {},
         }
         config_file = self.folder / "daemon.json"
         config_file.write_text(json.dumps(config))

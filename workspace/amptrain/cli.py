@@ -1,5 +1,6 @@
 """The command line: `amptrain COMMAND`, each command with its own flags and --help."""
 
+import errno
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -82,4 +83,10 @@ def run(command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> in
         return 2
     except TrainingError as error:
         print(f"amptrain: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:  # a full disk, a directory that may not be written to; anything else is a fault of ours
+        if error.filename is None and error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EROFS}:
+            raise
+        where = f" {error.filename}" if error.filename else ""
+        print(f"amptrain: The file system refused{where}: {error.strerror}.", file=sys.stderr)
         return 1

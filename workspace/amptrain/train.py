@@ -17,6 +17,7 @@ from amptrain.diagnose import diagnose
 from amptrain.distributed import Processes
 from amptrain.errors import TrainingError
 from amptrain.feed import Feed
+from amptrain.introduction import introduction
 from amptrain.lock import alone_in
 from amptrain.log import EpochRecord, RunLog
 from amptrain.monitor import watch
@@ -61,17 +62,15 @@ class Trainer:
             self.state.model.compile()  # in place, so that names in checkpoints stay the same
         self.parallel = processes.wrap(self.state.model)
         if processes.device.type == "cpu" and self.order.micro_batch * math.prod(self.task.shape) < 2**14:
-            torch.set_num_threads(
-                1
-            )  # for so little work, waking threads takes longer: digits are 4 times slower with 2
-
+            torch.set_num_threads(1)  # for so little work waking threads takes longer: digits are 4 times slower with 2
         if processes.is_main:
             save_yaml(config, config.run_dir / "config.yaml")
         self.log = RunLog(config.run_dir, self.total_steps, processes.is_main, start_step=self.state.progress.step)
-        for text in [*self._introduction(), *messages]:
+        for text in [*introduction(config, self.task, self.order, self.state, self.feed.workers), *messages]:
             self.log.message(text)
         self.monitor = watch(config, self.state.precision, self.feed.workers, processes, self.log.message)
         self.window = WindowMeter(processes)
+        self.saved_step = self.state.progress.step
         self.pending: PendingOutcome | None = None
         self.lr = 0.0
         self.advised = False
@@ -99,6 +98,11 @@ class Trainer:
         broken = self.feed.write_broken(self.config.run_dir / "broken.txt")
         if self.processes.is_main:
             finish(self.config, self.order, self.state, broken, self.log)
+        if self.saved_step < self.total_steps:
+            raise CheckpointError(
+                f"Trained to the end, but the last checkpoint of this run is of step {self.saved_step}: the ones after "
+                "could not be written, see above. Mend that, and run the same command again."
+            )
         return True
 
     def _train_step(self, step: int) -> None:
@@ -253,7 +257,10 @@ class Trainer:
                 saved = False
                 self.log.message(str(error))
         self.window.started += time.perf_counter() - began
-        return not self.processes.any(not saved)
+        saved = not self.processes.any(not saved)
+        if saved:
+            self.saved_step = self.state.progress.step
+        return saved
 
     def _seconds(self) -> float:
         """Seconds of training since the run began, in all its parts."""
@@ -272,21 +279,6 @@ class Trainer:
         messages = [*messages, *self.state.load_state_dict(state)]
         step = self.state.progress.step
         return [f"Continuing at step {step} of {self.total_steps}, from {path}.", *messages]
-
-    def _introduction(self) -> list[str]:
-        config, order, world = self.config, self.order, self.processes.world_size
-        part = order.micro_batch // world
-        slow = isinstance(self.state.precision, Fp16) and self.processes.device.type == "cpu"
-        return [
-            f"Run {config.run_dir}: {config.model_name} on {config.data.data}, {len(self.task.train)} images to train "
-            f"on, {len(self.task.validation)} to validate with; {self.total_steps} steps, "
-            f"{order.steps_per_epoch} an epoch.",
-            f"Precision {self.state.precision.describe()}; device {self.processes.device}, "
-            f"{torch.get_num_threads()} threads, {self.feed.workers} loader workers in each process.",
-            f"A step takes {config.optim.batch_size} images: {world} processes × {config.optim.accumulate} "
-            f"micro-batches × {part} images.",
-            *(["fp16 on a CPU is for trying it out: it is very slow there. bf16 is not."] if slow else []),
-        ]
 
 
 def train(config: TrainConfig) -> int:

@@ -1,0 +1,103 @@
+"""Open a door of the container from a fresh clone: `make jupyter`, `make ssh`, `make train`.
+
+python3 -m host.up jupyter|ssh|train [arguments of `amptrain train`…]
+
+It has an engine and the image, finds out which accelerator there is, and hands over to Docker Compose.
+"""
+
+import errno
+import json
+import os
+import re
+import socket
+import sys
+
+from host.accelerator import find_accelerator
+from host.build import IMAGE, ROOT, build
+from host.engine import require_engine
+from host.errors import HostError
+from host.shell import output, say
+
+SERVICES = ("jupyter", "ssh", "train")
+
+
+def choose_accelerator(client: str) -> None:
+    """Set $ACCELERATOR to what this host has, unless the user chose, in the environment or in .env."""
+    settings = ROOT / ".env"
+    in_file = settings.exists() and re.search(r"^\s*(export\s+)?ACCELERATOR=\S", settings.read_text(), re.MULTILINE)
+    if os.environ.get("ACCELERATOR") or in_file:
+        return
+    found = find_accelerator(client)
+    say(f"ACCELERATOR={found.name}: {found.why}")
+    os.environ["ACCELERATOR"] = found.name
+
+
+def require_free_ports(client: str, service: str) -> None:
+    """See that nothing else listens where `service` is to be published.
+
+    Docker says so as well, but with five lines around it, after it has made the container, and without the way out.
+
+    Raises:
+        HostError: a port is taken; names the variable that moves it.
+    """
+    compose = [client, "compose", "--project-directory", str(ROOT)]
+    if service in (output([*compose, "ps", "--services", "--status", "running"]) or "").split():
+        return  # it is this service that listens; `up` joins it
+    config = json.loads(output([*compose, "config", "--format", "json"]) or "{}")
+    for port in config.get("services", {}).get(service, {}).get("ports", []):
+        address, number = port.get("host_ip") or "0.0.0.0", int(port["published"])
+        if not is_free(address, number):
+            variable = f"{service.upper()}_PORT"
+            raise HostError(
+                f"Port {number} on {address} is taken by another program or container. "
+                f"Choose another one: {variable}={number + 1} make {service} (for good: {variable} in .env)."
+            )
+
+
+def is_free(address: str, port: int) -> bool:
+    """Whether `port` can be listened on at `address`; what we may not even try (another machine's address) counts."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a connection that just ended doesn't hold it
+        try:
+            probe.bind((address, port))
+        except OSError as error:
+            return error.errno != errno.EADDRINUSE
+    return True
+
+
+def compose_command(service: str, arguments: list[str]) -> list[str]:
+    """What stands behind `docker`: services stay in the foreground, training runs once and is removed."""
+    start = ["run", "--rm", service, *arguments] if service == "train" else ["up", service]
+    return ["compose", "--project-directory", str(ROOT), *start]
+
+
+def up(service: str, arguments: list[str]) -> None:
+    """Become `docker compose`, so that Ctrl-C, the terminal and the exit code are its own.
+
+    Raises:
+        HostError: no engine, no image, or a port that is taken.
+    """
+    client = require_engine()
+    if output([client, "image", "inspect", IMAGE]) is None:
+        build(client)
+    choose_accelerator(client)
+    require_free_ports(client, service)
+    os.execv(client, [client, *compose_command(service, arguments)])
+
+
+def main(arguments: list[str]) -> int:
+    """Command line of this module."""
+    service, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
+    try:
+        if service not in SERVICES or (rest and service != "train"):
+            raise HostError(f"Say one of {', '.join(SERVICES)}; only train takes more words, and passes them on.")
+        up(service, rest)
+    except HostError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,98 @@
+"""`make jupyter`, `make ssh`, `make train`: what is said before Compose takes over. test_readme.py runs them whole."""
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import CLIENT, ROOT
+
+NAMES = re.compile(r"^#([A-Z][A-Z_]+)=", re.MULTILINE)
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """The files `make` needs, without a .env of the host's user."""
+    for name in ("host", "compose", "workspace"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("runs", "__pycache__"))
+    for name in ("docker-compose.yml", "Makefile"):
+        shutil.copy2(ROOT / name, tmp_path / name)
+    return tmp_path
+
+
+def up(clone: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "COMPOSE_PROJECT_NAME": f"up-{os.getpid()}", **variables}
+    command = [sys.executable, "-m", "host.up", *words]
+    return subprocess.run(
+        command, cwd=clone, env=environment, check=False, capture_output=True, text=True, timeout=120
+    )
+
+
+@pytest.mark.parametrize(("service", "variable"), [("jupyter", "JUPYTER_PORT"), ("ssh", "SSH_PORT")])
+def test_a_taken_port_is_told_with_the_way_out(clone: Path, service: str, variable: str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = up(clone, service, **{variable: str(port), "ACCELERATOR": "cpu"})
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"error: Port {port} on 127.0.0.1 is taken by another program or container. Choose another one: "
+        f"{variable}={port + 1} make {service} (for good: {variable} in .env).\n"
+    )
+
+
+@pytest.mark.parametrize("words", [(), ("jupiter",), ("jupyter", "--port=1")])
+def test_other_words_are_refused(clone: Path, words: tuple[str, ...]) -> None:
+    done = up(clone, *words)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: Say one of jupyter, ssh, train")
+
+
+@pytest.mark.parametrize("where", ["environment", ".env"])
+def test_the_user_s_choice_of_accelerator_stays(clone: Path, where: str) -> None:
+    (clone / ".env").write_text("ACCELERATOR=nowhere\n" if where == ".env" else "SHM_SIZE=1gb\n")
+    chosen = {"ACCELERATOR": "nowhere"} if where == "environment" else {}
+    done = up(clone, "train", "--help", **chosen)
+    assert done.returncode != 0
+    assert "compose/nowhere.yml" in done.stderr  # Compose looked for what was asked for
+    assert "ACCELERATOR=" not in done.stderr
+
+
+def test_what_was_found_is_told(clone: Path) -> None:
+    done = up(clone, "train", "--help")
+    assert re.search(r"^==> ACCELERATOR=(cpu|gpu|cdi): \w+", done.stderr, re.MULTILINE), done.stderr
+    assert "--precision" in done.stdout
+
+
+def test_every_variable_is_in_the_example_and_every_one_there_is_used() -> None:
+    compose = "".join(path.read_text() for path in [ROOT / "docker-compose.yml", *(ROOT / "compose").glob("*.yml")])
+    used = set(re.findall(r"\$\{(\w+)", compose)) | set(re.findall(r"^ +([A-Z][A-Z_]+):", compose, re.MULTILINE))
+    assert set(NAMES.findall((ROOT / ".env.example").read_text())) == used | {"COMPOSE_FILE"}
+
+
+def test_the_example_s_values_are_the_defaults(tmp_path: Path) -> None:
+    """With all lines taken in, Compose has what it has with none."""
+    text = NAMES.sub(r"\1=", (ROOT / ".env.example").read_text())
+    (tmp_path / "all.env").write_text(re.sub(r"^(COMPOSE_FILE|PUID|PGID)=.*$", "", text, flags=re.MULTILINE))
+    (tmp_path / "none.env").touch()
+    options = ["--project-directory", str(ROOT), "--file", str(ROOT / "docker-compose.yml"), "--profile", "train"]
+    without = {name: value for name, value in os.environ.items() if name not in NAMES.findall(text) + ["ACCELERATOR"]}
+    shown = [
+        subprocess.run(
+            [CLIENT, "compose", *options, "--env-file", str(tmp_path / name), "config"],
+            env=without,
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for name in ("all.env", "none.env")
+    ]
+    # Given but empty, or not given: the entrypoints take both as not set.
+    both = [re.sub(r"^ +(JUPYTER|SSH|PUID|PGID)\w*: (null|\"\")\n", "", text, flags=re.MULTILINE) for text in shown]
+    assert both[0] == both[1]
