@@ -54,7 +54,7 @@ def engine_offers(client: str) -> tuple[set[str], list[Path]]:
 
 
 def names_gpu(folder: Path) -> bool:
-    """Whether a CDI specification in `folder` is of kind nvidia.com/gpu (JSON or YAML: the text holds it either way)."""
+    """Whether a CDI specification in `folder` is of kind nvidia.com/gpu (JSON or YAML: the text has it)."""
     files = sorted(folder.glob("*.json")) + sorted(folder.glob("*.yaml")) if folder.is_dir() else []
     return any(CDI_KIND in file.read_text(errors="replace") for file in files)
 

@@ -42,7 +42,9 @@ class GpuEngine:
             "containerd-plugins-namespace": "test-plugins",
             "features": {"cdi": True},
             "cdi-spec-dirs": [str(STANDINS / "cdi")],
-            "runtimes": {"nvidia": {"path": str(STANDINS / "bin" / "nvidia-container-runtime")}} if self.runtime else {},
+            "runtimes": {"nvidia": {"path": str(STANDINS / "bin" / "nvidia-container-runtime")}}
+            if self.runtime
+            else {},
         }
         config_file = self.folder / "daemon.json"
         config_file.write_text(json.dumps(config))

@@ -47,7 +47,7 @@ def cdi_alone() -> Iterator[GpuEngine]:
 
 @pytest.fixture
 def gpu_host(tmp_path: Path) -> Path:
-    """A root folder with the node of NVIDIA's driver, and the stand-in's CDI specification where the engine reads it."""
+    """A root folder with the node of NVIDIA's driver."""
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev" / "nvidiactl").touch()
     return tmp_path
@@ -63,9 +63,7 @@ def test_the_runtime_and_a_gpu(with_runtime: GpuEngine, gpu_host: Path, monkeypa
     assert found(with_runtime, gpu_host, monkeypatch) == ("gpu", "Docker has the NVIDIA runtime")
 
 
-def test_windows_subsystem_for_linux(
-    with_runtime: GpuEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_windows_subsystem_for_linux(with_runtime: GpuEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev" / "dxg").touch()
     assert found(with_runtime, tmp_path, monkeypatch)[0] == "gpu"

@@ -145,7 +145,7 @@ def test_a_full_disk_leaves_the_old_ones_and_nothing_half_written(store: Checkpo
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
-        with pytest.raises(CheckpointError, match="File too large. The checkpoints from before are untouched"):
+        with pytest.raises(CheckpointError, match=r"File too large\. The checkpoints from before are untouched"):
             store.save(content(3, numbers=1_000_000), 3)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -18,7 +18,7 @@ from amptrain.model import build_model
 from amptrain.order import ValidationBatches
 from amptrain.precision import resolve_precision
 
-from .test_train import command, records, wait_for
+from .support import command, records, wait_for
 
 Make = Callable[..., TrainConfig]
 # torchrun, as a program of this Python; a free port each time

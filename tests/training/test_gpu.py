@@ -10,8 +10,8 @@ from amptrain.errors import ConfigError
 from amptrain.signals import StopSignal
 from amptrain.train import Trainer, train
 
+from .support import Spoiled, records
 from .test_resume import assert_same, everything, run_to
-from .test_train import Spoiled, records
 
 Make = Callable[..., TrainConfig]
 pytestmark = pytest.mark.gpu

@@ -1,10 +1,22 @@
 """--precision auto|fp32|tf32|bf16|fp16."""
 
+import platform
+from pathlib import Path
+
 import pytest
 import torch
+from amptrain import introduction, precision
 from amptrain.config import PrecisionConfig
 from amptrain.errors import ConfigError
-from amptrain.precision import PRECISIONS, Fp16, Precision, precision_name, require_fp32, resolve_precision
+from amptrain.precision import (
+    PRECISIONS,
+    Fp16,
+    Precision,
+    has_bf16,
+    precision_name,
+    require_fp32,
+    resolve_precision,
+)
 from torch import nn
 
 CPU = torch.device("cpu")
@@ -22,8 +34,34 @@ def tf32_switches() -> tuple[bool, bool]:
     return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
 
 
-def test_auto_on_a_cpu_is_bf16() -> None:
-    assert make("auto").name == "bf16"
+@pytest.mark.parametrize(("has", "expected"), [(True, "bf16"), (False, "fp32")])
+def test_auto_on_a_cpu_is_bf16_unless_that_is_emulated(
+    monkeypatch: pytest.MonkeyPatch, has: bool, expected: str
+) -> None:
+    monkeypatch.setattr(precision, "has_bf16", lambda device: has)
+    assert make("auto").name == expected
+
+
+def test_a_cpu_with_avx512_has_bf16() -> None:
+    """As Linux says of x86; on others torch is believed."""
+    flags = Path("/proc/cpuinfo").read_text()
+    if platform.machine() == "x86_64":
+        assert has_bf16(CPU) == all(f" {name} " in flags for name in ("avx512f", "avx512bw", "avx512vl", "avx512dq"))
+
+
+def test_what_a_cpu_does_slowly_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for has, asked, text in (
+        (False, "auto", "--precision auto is fp32 here"),
+        (False, "bf16", "bf16 on this CPU is for trying it out: it is emulated, and very slow. fp32 is not."),
+        (True, "fp16", "fp16 on this CPU is for trying it out: it is emulated, and very slow. bf16 is not."),
+        (True, "auto", None),
+        (True, "bf16", None),
+        (False, "fp32", None),
+    ):
+        for module in (precision, introduction):
+            monkeypatch.setattr(module, "has_bf16", lambda device, has=has: has)
+        said = introduction.slow_on_cpu(asked, make(asked), CPU)
+        assert [text in line for line in said] == ([True] if text else []), (has, asked, said)
 
 
 @pytest.mark.parametrize(("native", "expected"), [(True, "bf16"), (False, "fp16")])

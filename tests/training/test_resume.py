@@ -14,11 +14,12 @@ from amptrain.config import TrainConfig
 from amptrain.distributed import Processes
 from amptrain.errors import ConfigError
 from amptrain.model import weights_sha256
+from amptrain.precision import precision_name
 from amptrain.resume import check_changes, check_world_size, rng_state, seed_all, set_rng_state
 from amptrain.signals import StopSignal
 from amptrain.train import Trainer, train
 
-from .test_train import Spoiled, records
+from .support import Spoiled, records
 
 Make = Callable[..., TrainConfig]
 pytestmark = pytest.mark.usefixtures("mlp")
@@ -174,7 +175,7 @@ def test_a_changed_precision_is_announced(before: str, after: str, make_config: 
 
 
 def test_auto_that_means_the_same_is_no_change(make_config: Make, messages: list[str]) -> None:
-    run_to(make_config(precision="bf16"), 2)
+    run_to(make_config(precision=precision_name("auto", torch.device("cpu"))), 2)
     run_to(make_config(precision="auto"), 3)
     assert not [text for text in messages if "hange" in text]
 

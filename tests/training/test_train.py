@@ -3,56 +3,18 @@
 import json
 import math
 import re
-import subprocess
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from amptrain.cli import main
-from amptrain.config import TrainConfig, flatten, load_yaml
-from amptrain.distributed import Processes
-from amptrain.errors import ConfigError, TrainingError
-from amptrain.signals import StopSignal
+from amptrain.config import flatten, load_yaml
+from amptrain.errors import TrainingError
+from amptrain.precision import has_bf16
 from amptrain.step import PendingOutcome
 from amptrain.train import Trainer, train
 
-Make = Callable[..., TrainConfig]
-
-
-def trainer_of(config: TrainConfig) -> Trainer:
-    config.run_dir.mkdir(parents=True, exist_ok=True)
-    return Trainer(config, Processes("cpu"), StopSignal())
-
-
-def records(config: TrainConfig, kind: str) -> list[dict[str, float]]:
-    lines = (config.run_dir / "metrics.jsonl").read_text().splitlines()
-    return [record for record in map(json.loads, lines) if record.get("kind", kind) == kind and matches(record, kind)]
-
-
-def matches(record: dict[str, float], kind: str) -> bool:
-    return ("val_accuracy" in record) == (kind == "epoch")
-
-
-class Spoiled(Trainer):
-    """Puts inf into the images of some steps (0 is the first), or of all from one on."""
-
-    steps: frozenset[int] = frozenset()
-
-    def _micro_batches(self, step: int):  # type: ignore[no-untyped-def]
-        for batch in super()._micro_batches(step):
-            if step in self.steps:
-                batch.images[0, 0, 0, 0] = math.inf
-            yield batch
-
-
-def spoiled(config: TrainConfig, steps: set[int] | range) -> Spoiled:
-    config.run_dir.mkdir(parents=True, exist_ok=True)
-    trainer = Spoiled(config, Processes("cpu"), StopSignal())
-    trainer.steps = frozenset(steps)
-    return trainer
+from .support import Make, records, spoiled, trainer_of
 
 
 def test_digits_reaches_98_percent_and_says_how(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,13 +23,14 @@ def test_digits_reaches_98_percent_and_says_how(tmp_path: Path, capsys: pytest.C
     run = tmp_path / "digits-small_cnn-auto"
     result = json.loads((run / "result.json").read_text())
     assert result["accuracy"] >= 0.98
-    assert (result["precision"], result["tf32"], result["torch"]) == ("bf16", True, torch.__version__)
-    assert result["steps"] == 20 * 23
+    precision = "bf16" if has_bf16(torch.device("cpu")) else "fp32"
+    assert (result["precision"], result["torch"]) == (precision, torch.__version__)
+    assert result["steps"] == 12 * 23
     last = capsys.readouterr().out.strip().splitlines()[-1]
     assert re.search(r"accuracy 9[89]\.\d\d%|accuracy 100", last)
     assert re.search(r"in \d+\.\d s, \d+ images/s", last)
-    assert "precision bf16 (autocast bfloat16, parameters FP32, TF32 on)" in last
-    assert load_yaml(run / "config.yaml").optim.epochs == 20
+    assert f"precision {precision} (" in last
+    assert load_yaml(run / "config.yaml").optim.epochs == 12
 
 
 @pytest.mark.usefixtures("mlp")
@@ -253,102 +216,7 @@ def test_compile_keeps_the_names_of_weights(make_config: Make, monkeypatch: pyte
     assert not [name for name in trainer.state.model.state_dict() if "_orig_mod" in name]
 
 
-def test_a_finished_run_says_its_result_again(make_config: Make, messages: list[str]) -> None:
-    config = make_config()
-    assert train(config) == 0
-    first = list(messages)
-    assert train(config) == 0
-    assert messages[-1] == first[-1]
-    assert any("Continuing at step 12 of 12" in text for text in messages)
-
-
-def test_two_runs_in_one_directory_are_refused(make_config: Make) -> None:
-    config = make_config()
-    config.run_dir.mkdir(parents=True)
-    holder = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.lockf(f, fcntl.LOCK_EX); print(); sys.stdin.read()"
-    with subprocess.Popen(
-        [sys.executable, "-c", holder, config.run_dir / ".lock"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        with pytest.raises(ConfigError, match="Another process is training in"):
-            train(config)
-        process.communicate()
-
-
-def broken_folder(tmp_path: Path) -> Path:
-    from PIL import Image
-
-    for part in ("train", "val"):
-        for label, colour in (("black", 0), ("white", 255)):
-            folder = tmp_path / "images" / part / label
-            folder.mkdir(parents=True)
-            for number in range(4):
-                Image.new("L", (16, 16), colour).save(folder / f"{number}.png")
-    (tmp_path / "images/train/black/1.png").write_bytes(b"no image")
-    (tmp_path / "images/val/white/2.png").write_bytes(b"")
-    return tmp_path / "images"
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_broken_image_ends_the_run_with_its_path(workers: int, make_config: Make, tmp_path: Path) -> None:
-    root = broken_folder(tmp_path)
-    config = make_config(data=f"imagefolder:{root}", image_size=16, model="small_cnn", batch_size=8, workers=workers)
-    with pytest.raises(TrainingError, match=rf"The image {root}/train/black/1.png: .*--skip-broken"):
-        train(config)
-
-
-def test_broken_images_are_left_out_counted_and_listed(make_config: Make, tmp_path: Path, messages: list[str]) -> None:
-    root = broken_folder(tmp_path)
-    config = make_config(
-        data=f"imagefolder:{root}",
-        image_size=16,
-        model="small_cnn",
-        batch_size=8,
-        epochs=3,
-        skip_broken=True,
-        workers=1,
-    )
-    assert train(config) == 0
-    listed = (config.run_dir / "broken.txt").read_text().splitlines()
-    assert [line.split(":")[0] for line in listed] == [f"{root}/train/black/1.png", f"{root}/val/white/2.png"]
-    assert json.loads((config.run_dir / "result.json").read_text())["broken_images"] == 2
-    assert "2 images could not be read, see broken.txt" in messages[-1]
-    assert len([text for text in messages if text.startswith("Left out")]) == 2
-
-
 def test_the_saved_settings_are_those_of_the_run(make_config: Make) -> None:
     config = make_config(lr=0.02, max_steps=1)
     assert train(config) == 0
     assert flatten(load_yaml(config.run_dir / "config.yaml")) == flatten(config)
-
-
-def command(config: TrainConfig, **more: object) -> list[str]:
-    flags = []
-    for name, value in {**flatten(config), **more}.items():
-        if value is None or isinstance(value, bool):
-            continue
-        flags += [f"--{name.replace('_', '-')}", str(value)]
-    return [sys.executable, "-m", "amptrain", "train", *flags]
-
-
-def test_a_worker_that_dies_ends_the_run_with_a_sentence(make_config: Make) -> None:
-    with subprocess.Popen(
-        command(make_config(workers=1, epochs=500)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-        metrics = make_config().run_dir / "metrics.jsonl"
-        wait_for(lambda: metrics.exists() and metrics.stat().st_size > 0)
-        for child in children.read_text().split():
-            subprocess.run(["kill", "-KILL", child], check=True)
-        _, error = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert error.strip().splitlines()[-1].startswith("amptrain: A loader worker died or hangs (DataLoader worker (pid")
-    assert "Traceback" not in error
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

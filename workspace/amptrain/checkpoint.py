@@ -79,7 +79,7 @@ class CheckpointStore:
                 state = read(path)
             except PermissionError as error:
                 raise CheckpointError(
-                    f"The checkpoint {path} may not be read by uid {os.getuid()}; its owner is uid {path.stat().st_uid}. "
+                    f"The checkpoint {path} may not be read by uid {os.getuid()}; it is of uid {path.stat().st_uid}. "
                     "Run as its owner, or change the file's owner or mode."
                 ) from error
             except Unusable as error:

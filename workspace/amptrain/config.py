@@ -106,7 +106,7 @@ class PrecisionConfig:
     """How numbers are held, and how fp16 gradients are scaled."""
 
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
-    """auto is bf16 where the hardware has it, else fp16; fp32 is true FP32, with TF32 off."""
+    """auto is bf16 where the hardware has it, else fp16 on a GPU, fp32 on a CPU; fp32 is true FP32, with TF32 off."""
     init_scale: float = 2.0**16
     """fp16: the loss scale to start with; many skipped steps at the start ask for 2**14 or 2**12."""
     growth_factor: float = 2.0
@@ -142,7 +142,7 @@ class PrecisionConfig:
 class OptimConfig:
     """How the model is trained."""
 
-    epochs: int = 20
+    epochs: int = 12
     """Passes over the training images."""
     max_steps: int | None = None
     """End after this many steps, the learning rate's schedule too."""

@@ -5,7 +5,7 @@ import torch
 from amptrain.config import TrainConfig
 from amptrain.data import Task
 from amptrain.order import Order
-from amptrain.precision import Fp16
+from amptrain.precision import Precision, has_bf16
 from amptrain.state import TrainState
 
 
@@ -15,7 +15,6 @@ def introduction(config: TrainConfig, task: Task, order: Order, state: TrainStat
     total = order.steps_per_epoch * config.optim.epochs
     steps = min(total, config.optim.max_steps or total)
     part = order.micro_batch // world
-    slow = isinstance(state.precision, Fp16) and device.type == "cpu"
     return [
         f"Run {config.run_dir}: {config.model_name} on {config.data.data}, {len(task.train)} images to train on, "
         f"{len(task.validation)} to validate with; {steps} steps, {order.steps_per_epoch} an epoch.",
@@ -23,5 +22,17 @@ def introduction(config: TrainConfig, task: Task, order: Order, state: TrainStat
         f"{workers} loader workers in each process.",
         f"A step takes {config.optim.batch_size} images: {world} processes × {config.optim.accumulate} "
         f"micro-batches × {part} images.",
-        *(["fp16 on a CPU is for trying it out: it is very slow there. bf16 is not."] if slow else []),
+        *slow_on_cpu(config.precision.precision, state.precision, device),
     ]
+
+
+def slow_on_cpu(asked: str, precision: Precision, device: torch.device) -> list[str]:
+    """What a CPU does not do well, and what was taken in its place."""
+    if device.type != "cpu" or (has_bf16(device) and precision.dtype != torch.float16):
+        return []
+    better = "bf16" if has_bf16(device) else "fp32"
+    if asked == "auto":
+        return ["This CPU has no bf16 (that takes AVX-512), and emulates it slowly: --precision auto is fp32 here."]
+    if precision.dtype is None:
+        return []
+    return [f"{precision.name} on this CPU is for trying it out: it is emulated, and very slow. {better} is not."]

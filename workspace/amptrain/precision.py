@@ -158,11 +158,23 @@ PRECISIONS: dict[str, type[Precision]] = {kind.name: kind for kind in (Fp32, Tf3
 
 
 def precision_name(asked: str, device: torch.device) -> str:
-    """`asked`, or for auto bf16, or fp16 on a GPU that has bf16 only by emulation (T4 and V100 say True to that)."""
+    """`asked`; for auto bf16 where the hardware has it, else fp16 on a GPU, and fp32 on a CPU."""
     if asked != "auto":
         return asked
-    native = device.type == "cpu" or torch.cuda.is_bf16_supported(including_emulation=False)
-    return "bf16" if native else "fp16"
+    if has_bf16(device):
+        return "bf16"
+    return "fp16" if device.type == "cuda" else "fp32"
+
+
+def has_bf16(device: torch.device) -> bool:
+    """Whether the device computes in bf16, rather than emulate it.
+
+    A T4 or V100 says True to the plain question. On an x86 CPU it takes AVX-512: with AVX2 alone a product of matrices
+    in bf16 took 28 times as long as in FP32, and training digits 10 times (docs/measurements.md).
+    """
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def resolve_precision(config: PrecisionConfig, device: torch.device) -> Precision:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import random
 import shutil
@@ -133,11 +134,13 @@ def differences(one: Any, other: Any, path: str = "") -> list[str]:
     if isinstance(one, list | tuple) and isinstance(other, list | tuple) and len(one) == len(other):
         pairs = enumerate(zip(one, other, strict=True))
         return [found for number, pair in pairs for found in differences(*pair, f"{path}[{number}]")]
-    return [] if one == other or (one != one and other != other) else [path]  # NaN is not equal to itself
+    both_nan = isinstance(one, float) and isinstance(other, float) and math.isnan(one) and math.isnan(other)
+    return [] if one == other or both_nan else [path]
 
 
 def identical(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether all bits are the same: -0.0 is not 0.0 here, and a NaN is itself."""
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
-    return bool(torch.equal(one.contiguous().flatten().view(torch.uint8), other.contiguous().flatten().view(torch.uint8)))
+    first, second = (tensor.contiguous().flatten().view(torch.uint8) for tensor in (one, other))
+    return bool(torch.equal(first, second))

@@ -1,0 +1,63 @@
+"""What the training tests share: runs in this process and in one of their own, and what they left."""
+
+import json
+import math
+import sys
+import time
+from collections.abc import Callable
+
+from amptrain.config import TrainConfig, flatten
+from amptrain.distributed import Processes
+from amptrain.signals import StopSignal
+from amptrain.train import Trainer
+
+Make = Callable[..., TrainConfig]
+
+
+def trainer_of(config: TrainConfig) -> Trainer:
+    config.run_dir.mkdir(parents=True, exist_ok=True)
+    return Trainer(config, Processes("cpu"), StopSignal())
+
+
+def records(config: TrainConfig, kind: str) -> list[dict[str, float]]:
+    lines = (config.run_dir / "metrics.jsonl").read_text().splitlines()
+    return [record for record in map(json.loads, lines) if record.get("kind", kind) == kind and matches(record, kind)]
+
+
+def matches(record: dict[str, float], kind: str) -> bool:
+    return ("val_accuracy" in record) == (kind == "epoch")
+
+
+class Spoiled(Trainer):
+    """Puts inf into the images of some steps (0 is the first), or of all from one on."""
+
+    steps: frozenset[int] = frozenset()
+
+    def _micro_batches(self, step: int):  # type: ignore[no-untyped-def]
+        for batch in super()._micro_batches(step):
+            if step in self.steps:
+                batch.images[0, 0, 0, 0] = math.inf
+            yield batch
+
+
+def spoiled(config: TrainConfig, steps: set[int] | range) -> Spoiled:
+    config.run_dir.mkdir(parents=True, exist_ok=True)
+    trainer = Spoiled(config, Processes("cpu"), StopSignal())
+    trainer.steps = frozenset(steps)
+    return trainer
+
+
+def command(config: TrainConfig, **more: object) -> list[str]:
+    flags = []
+    for name, value in {**flatten(config), **more}.items():
+        if value is None or isinstance(value, bool):
+            continue
+        flags += [f"--{name.replace('_', '-')}", str(value)]
+    return [sys.executable, "-m", "amptrain", "train", *flags]
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -1,0 +1,91 @@
+"""How runs end: done, refused, or with a sentence about a broken image or a worker that died."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from amptrain.errors import ConfigError, TrainingError
+from amptrain.train import train
+
+from .support import Make, command, wait_for
+
+
+def test_a_finished_run_says_its_result_again(make_config: Make, messages: list[str]) -> None:
+    config = make_config()
+    assert train(config) == 0
+    first = list(messages)
+    assert train(config) == 0
+    assert messages[-1] == first[-1]
+    assert any("Continuing at step 12 of 12" in text for text in messages)
+
+
+def test_two_runs_in_one_directory_are_refused(make_config: Make) -> None:
+    config = make_config()
+    config.run_dir.mkdir(parents=True)
+    holder = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.lockf(f, fcntl.LOCK_EX); print(); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", holder, config.run_dir / ".lock"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        with pytest.raises(ConfigError, match="Another process is training in"):
+            train(config)
+        process.communicate()
+
+
+def broken_folder(tmp_path: Path) -> Path:
+    from PIL import Image
+
+    for part in ("train", "val"):
+        for label, colour in (("black", 0), ("white", 255)):
+            folder = tmp_path / "images" / part / label
+            folder.mkdir(parents=True)
+            for number in range(4):
+                Image.new("L", (16, 16), colour).save(folder / f"{number}.png")
+    (tmp_path / "images/train/black/1.png").write_bytes(b"no image")
+    (tmp_path / "images/val/white/2.png").write_bytes(b"")
+    return tmp_path / "images"
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_broken_image_ends_the_run_with_its_path(workers: int, make_config: Make, tmp_path: Path) -> None:
+    root = broken_folder(tmp_path)
+    config = make_config(data=f"imagefolder:{root}", image_size=16, model="small_cnn", batch_size=8, workers=workers)
+    with pytest.raises(TrainingError, match=rf"The image {root}/train/black/1.png: .*--skip-broken"):
+        train(config)
+
+
+def test_broken_images_are_left_out_counted_and_listed(make_config: Make, tmp_path: Path, messages: list[str]) -> None:
+    root = broken_folder(tmp_path)
+    config = make_config(
+        data=f"imagefolder:{root}",
+        image_size=16,
+        model="small_cnn",
+        batch_size=8,
+        epochs=3,
+        skip_broken=True,
+        workers=1,
+    )
+    assert train(config) == 0
+    listed = (config.run_dir / "broken.txt").read_text().splitlines()
+    assert [line.split(":")[0] for line in listed] == [f"{root}/train/black/1.png", f"{root}/val/white/2.png"]
+    assert json.loads((config.run_dir / "result.json").read_text())["broken_images"] == 2
+    assert "2 images could not be read, see broken.txt" in messages[-1]
+    assert len([text for text in messages if text.startswith("Left out")]) == 2
+
+
+def test_a_worker_that_dies_ends_the_run_with_a_sentence(make_config: Make) -> None:
+    with subprocess.Popen(
+        command(make_config(workers=1, epochs=500)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        metrics = make_config().run_dir / "metrics.jsonl"
+        wait_for(lambda: metrics.exists() and metrics.stat().st_size > 0)
+        for child in children.read_text().split():
+            subprocess.run(["kill", "-KILL", child], check=True)
+        _, error = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert error.strip().splitlines()[-1].startswith("amptrain: A loader worker died or hangs (DataLoader worker (pid")
+    assert "Traceback" not in error

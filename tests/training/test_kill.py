@@ -1,0 +1,139 @@
+"""Runs that are killed by SIGKILL at random moments: none is lost, none ends with other weights."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from amptrain.config import TrainConfig, save_yaml
+
+from .support import command
+
+Make = Callable[..., TrainConfig]
+# A process that has imported torch and forks the runs: they begin within milliseconds, as 100 of them have to.
+FORKER = """
+import os, sys
+from pathlib import Path
+import torch.utils.tensorboard
+from amptrain.config import load_yaml
+from amptrain.train import train
+
+for line in sys.stdin:
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        try:
+            os._exit(train(load_yaml(Path(line.strip()))))
+        except BaseException:
+            import traceback
+            traceback.print_exc()
+            os._exit(70)
+    print(child, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@pytest.fixture
+def forker() -> Iterator[Callable[[TrainConfig, float], int]]:
+    """Train in a process of its own, with its own group, killed after some seconds if it still runs: its exit code."""
+    with subprocess.Popen(
+        [sys.executable, "-c", FORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        stdin, stdout = process.stdin, process.stdout
+        assert stdin is not None
+        assert stdout is not None
+
+        def run(config: TrainConfig, seconds: float) -> int:
+            settings = config.run.runs / f"{config.run.name}.yaml"
+            save_yaml(config, settings)
+            stdin.write(f"{settings}\n")
+            stdin.flush()
+            child = int(stdout.readline())
+            alarm = subprocess.Popen(
+                ["sh", "-c", f"sleep {seconds:.3f}; kill -KILL -{child}"], stderr=subprocess.DEVNULL
+            )
+            code = int(stdout.readline())
+            alarm.kill()
+            alarm.wait()
+            return code
+
+        yield run
+        stdin.close()
+
+
+def saved_step(config: TrainConfig) -> int:
+    """Of the newest checkpoint, by its name."""
+    return max((int(path.stem[5:]) for path in (config.run_dir / "checkpoints").glob("step-*.pt")), default=0)
+
+
+def weights(config: TrainConfig) -> str:
+    return str(json.loads((config.run_dir / "result.json").read_text())["weights_sha256"])
+
+
+@pytest.mark.slow
+def test_100_kills_lose_no_run_and_change_no_weight(
+    make_config: Make, forker: Callable[[TrainConfig, float], int]
+) -> None:
+    """With augmentation, accumulation, EMA, in half of the runs a loader worker; each is killed until it is done."""
+    settings = {"epochs": 2, "save_every": 2, "accumulate": 2, "ema_decay": 0.9}
+    whole = make_config(name="whole", **settings)
+    began = time.monotonic()
+    assert forker(whole, 600) == 0
+    duration = time.monotonic() - began
+    chosen, kills, runs = random.Random(0), 0, 0
+    steps: list[int] = []
+    while kills < 100:
+        config = make_config(name=f"run-{runs}", workers=runs % 2, **settings)
+        before = 0
+        while (code := forker(config, chosen.uniform(0, 0.7 * duration))) != 0:
+            assert code == -signal.SIGKILL
+            kills += 1
+            assert saved_step(config) >= before
+            before = saved_step(config)
+            steps.append(before)
+        assert weights(config) == weights(whole), f"{config.run_dir}, killed after the checkpoints of steps {steps}"
+        runs += 1
+    assert len(set(steps)) > 5, "the kills came at many places"
+    assert runs > 5
+
+
+def test_killed_in_the_first_start_leaves_a_run_that_starts(
+    make_config: Make, forker: Callable[[TrainConfig, float], int]
+) -> None:
+    """Directory and settings may be there, or half of them."""
+    for number in range(10):
+        config = make_config(name=f"run-{number}", max_steps=2)
+        forker(config, 0.02 * number)
+        assert forker(config, 600) == 0
+
+
+def test_killed_processes_leave_no_workers_behind(make_config: Make) -> None:
+    config = make_config(workers=2, epochs=500)
+    with subprocess.Popen(command(config), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        metrics = config.run_dir / "metrics.jsonl"
+        deadline = time.monotonic() + 60
+        while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        workers = children.read_text().split()
+        assert len(workers) >= 2
+        process.kill()
+    deadline = time.monotonic() + 30
+    while alive := [pid for pid in workers if Path(f"/proc/{pid}").exists() and not is_zombie(pid)]:
+        assert time.monotonic() < deadline, alive
+        time.sleep(0.1)
+
+
+def is_zombie(pid: str) -> bool:
+    """Dead, and not yet waited for by whoever inherited it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
