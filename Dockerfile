@@ -109,4 +109,8 @@ RUN --mount=from=installer,source=/installer,target=/installer \
     --mount=type=secret,id=ca_certificates --mount=type=secret,id=index_url \
     /build/install-lock /requirements/test.lock
 
+# .devcontainer: prepared like any other start, and then nothing but the editor's own server.
+FROM final AS devcontainer
+CMD ["sleep", "infinity"]
+
 FROM final

@@ -18,8 +18,8 @@ train: ## train with mixed precision; settings in ARGS="--precision bf16 …"
 test: ## prove the whole project on this machine; brings up a Docker engine if there is none
 	@$(PYTHON) -m host.test $(ARGS)
 
-bench: ## measure sizes per layer, start and stop times (the tables of docs/measurements.md)
-	@$(PYTHON) -m benchmarks.image && $(PYTHON) -m benchmarks.doors
+bench: ## measure sizes per layer, start, stop and training times (the tables of docs/measurements.md)
+	@$(PYTHON) -m benchmarks.image && $(PYTHON) -m benchmarks.doors && $(PYTHON) -m benchmarks.training
 
 build: ## build the image pytorch-cuda:v2.6
 	@$(PYTHON) -m host.build $(ARGS)

@@ -102,13 +102,10 @@ def printed_link(container: Container) -> str:
 def opened(container: Container, page: Page, path: str) -> None:
     """Log in by the printed link, then open a notebook and wait for its kernel."""
     link = printed_link(container)
-    page.goto(link)
+    page.goto(f"{link}&reset")  # without what the browser before left open: Lab keeps that on the server
     expect(page.locator(".jp-Launcher").first).to_be_visible()
     page.goto(f"{link.partition('/lab')[0]}/lab/tree/{path}?reset")
     expect(page.locator(".jp-Notebook .jp-CodeCell").first).to_be_visible()
-    # Where Lab asks which kernel to take, take the one it proposes.
-    question = page.locator(".jp-Dialog", has_text="Select Kernel")
-    page.add_locator_handler(question, lambda: question.get_by_role("button", name="Select", exact=True).click())
     expect(page.locator(".jp-KernelName").first).to_contain_text("Python 3")
     expect(page.locator(".jp-Notebook-ExecutionIndicator")).to_have_attribute("data-status", "idle")
 

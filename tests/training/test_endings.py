@@ -24,7 +24,8 @@ def test_a_finished_run_says_its_result_again(make_config: Make, messages: list[
 def test_two_runs_in_one_directory_are_refused(make_config: Make) -> None:
     config = make_config()
     config.run_dir.mkdir(parents=True)
-    holder = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.lockf(f, fcntl.LOCK_EX); print(); sys.stdin.read()"
+    lock = "f = open(sys.argv[1], 'w'); fcntl.lockf(f, fcntl.LOCK_EX)"
+    holder = f"import fcntl, sys; {lock}; print(flush=True); sys.stdin.read()"
     with subprocess.Popen(
         [sys.executable, "-c", holder, config.run_dir / ".lock"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:

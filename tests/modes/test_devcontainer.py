@@ -1,0 +1,172 @@
+"""VS Code's "Reopen in Container", by the CLI it uses itself, as a user of the host who has uid 4242."""
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import docker_has_gpu
+from tests.modes.devcontainer_cli import UID, DevContainer, copy_repository, install_cli, read_config
+from tests.modes.gpu_engine import GpuEngine
+from tests.support import CLIENT, IMAGE, ROOT, docker
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user of the host, which needs root")
+CONFIGS = {name: ROOT / ".devcontainer" / name / "devcontainer.json" for name in (".", "gpu", "cpu")}
+DIFFERENT = {"name", "hostRequirements", "build", "runArgs"}
+
+
+@pytest.fixture(scope="module")
+def container(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevContainer]:
+    """The dev container of a clone, started; removed in the end with its volume and its images."""
+    folder = Path(tempfile.mkdtemp(prefix="devcontainer-"))
+    folder.chmod(0o755)
+    container = DevContainer(copy_repository(folder / "clone"))
+    before = set(docker("volume", "ls", "--quiet").split())
+    try:
+        container.layers = layers_of(docker("inspect", "--format", "{{.Image}}", container.up()).strip())
+        yield container
+    finally:
+        docker("rm", "--force", *containers_of(container), check=False)
+        made = {name for name in docker("volume", "ls", "--quiet").split() if name.startswith("pytorch-cuda-home-")}
+        docker("volume", "rm", *(made - before), check=False)
+        images = docker("image", "ls", "--quiet", "--filter", "reference=vsc-clone-*").split()
+        docker("image", "rm", "--force", *images, check=False)
+        shutil.rmtree(folder)
+
+
+def layers_of(image: str) -> list[str]:
+    return list(json.loads(docker("image", "inspect", "--format", "{{json .RootFS.Layers}}", image)))
+
+
+def containers_of(container: DevContainer) -> list[str]:
+    label = f"label=devcontainer.local_folder={container.repository}"
+    return docker("ps", "--all", "--quiet", "--filter", label).split()
+
+
+def test_creation_says_what_was_found(container: DevContainer) -> None:
+    assert "doctor: " in container.said
+    assert f"/workspace belongs to {UID}:{UID}, work is done as {UID}:{UID}" in container.said
+    assert "cuDNN 9.1.0" in container.said
+
+
+def test_the_user_is_dev_with_the_host_s_ids(container: DevContainer) -> None:
+    assert container.execute("id -un; id -u; id -g; pwd").split() == ["dev", str(UID), str(UID), "/workspaces/clone"]
+
+
+def test_interpreter_torch_and_the_package_in_the_clone(container: DevContainer) -> None:
+    interpreter = read_config(CONFIGS["."])["customizations"]["vscode"]["settings"]["python.defaultInterpreterPath"]
+    assert container.execute("command -v python").strip() == interpreter
+    script = "import torch, torchvision, amptrain; print(torch.__version__, amptrain.__file__)"
+    assert container.execute(f"{interpreter} -c '{script}'").split() == [
+        "2.6.0+cu124",
+        "/workspace/amptrain/__init__.py",
+    ]
+
+
+def test_edits_in_the_repository_are_live(container: DevContainer) -> None:
+    container.execute("echo 'ANSWER = 42' > /workspaces/clone/workspace/amptrain/answer.py")
+    assert container.execute("python -c 'from amptrain.answer import ANSWER; print(ANSWER)'").strip() == "42"
+
+
+def test_training_leaves_files_of_the_host_s_user(container: DevContainer) -> None:
+    printed = container.execute("cd workspace && python train_amp.py --device cpu --max-steps 12 --name dev 2>&1")
+    assert "accuracy" in printed
+    made = [path for path in (container.repository / "workspace/runs").rglob("*")]
+    assert any(path.name == "result.json" for path in made)
+    assert {(path.stat().st_uid, path.stat().st_gid) for path in made} == {(UID, UID)}
+
+
+def test_the_editor_s_server_and_pip_have_a_home(container: DevContainer) -> None:
+    container.execute("mkdir -p ~/.vscode-server/extensions/some ~/.vscode-server/bin && touch ~/.vscode-server/bin/x")
+    assert "dist-info" in container.execute(
+        "pip install --no-index --dry-run pip >/dev/null; ls /opt/venv/lib/python3*/site-packages"
+    )
+    owners = container.execute("stat -c %u ~ ~/.vscode-server ~/.vscode-server/extensions ~/.local ~/.cache").split()
+    assert set(owners) == {str(UID)}
+
+
+def test_shared_memory_and_privileges(container: DevContainer) -> None:
+    shown = container.execute("df --output=size -B1 /dev/shm | tail -1; grep NoNewPrivs /proc/self/status").split()
+    assert shown == [str(8 * 1024**3), "NoNewPrivs:", "1"]
+
+
+def test_a_rebuild_keeps_the_home(container: DevContainer) -> None:
+    container.execute("echo kept > ~/.kept")
+    before = containers_of(container)
+    container.up("--remove-existing-container")
+    assert set(containers_of(container)).isdisjoint(before)
+    assert container.execute("cat ~/.kept; stat -c %u ~/.kept").split() == ["kept", str(UID)]
+
+
+def test_the_image_is_reused_and_nothing_is_pulled(container: DevContainer) -> None:
+    """All comes from the Dockerfile, whose base is there: no features, no image of somebody else's."""
+    for path in CONFIGS.values():
+        assert not read_config(path).keys() & {"features", "image", "dockerComposeFile"}
+    assert container.layers[: len(layers_of(IMAGE))] == layers_of(IMAGE)
+
+
+def test_without_a_gpu_none_is_asked_for(container: DevContainer) -> None:
+    if docker_has_gpu():
+        pytest.skip("this host has a GPU: the request is right here")
+    shown = docker("inspect", "--format", "{{json .HostConfig.DeviceRequests}}", containers_of(container)[0])
+    assert json.loads(shown) in (None, [])
+
+
+# --- the three configurations
+
+
+def test_they_differ_in_the_gpu_alone() -> None:
+    main, gpu, cpu = (read_config(path) for path in CONFIGS.values())
+    same = [{key: value for key, value in config.items() if key not in DIFFERENT} for config in (main, gpu, cpu)]
+    assert same[0] == same[1] == same[2]
+    assert main["runArgs"] == cpu["runArgs"] == [argument for argument in gpu["runArgs"] if argument != "--gpus=all"]
+    for path, config in zip(CONFIGS.values(), (main, gpu, cpu), strict=True):
+        assert (path.parent / config["build"]["dockerfile"]).resolve() == ROOT / "Dockerfile"
+        assert (path.parent / config["build"]["context"]).resolve() == ROOT
+    assert {"ms-python.python", "ms-toolsai.jupyter"} <= set(main["customizations"]["vscode"]["extensions"])
+    assert main["forwardPorts"] == [int(port) for port in main["portsAttributes"]] == [8888, 6006]
+
+
+@pytest.fixture(scope="module")
+def gpu_engine() -> Iterator[GpuEngine]:
+    folder = Path(tempfile.mkdtemp(prefix="gpu-"))
+    engine = GpuEngine(folder)
+    try:
+        engine.start()
+        engine.import_small_copy()
+        yield engine
+    finally:
+        engine.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+REQUEST = [{"Driver": "", "Count": -1, "DeviceIDs": None, "Capabilities": [["gpu"]], "Options": {}}]
+
+
+@pytest.mark.parametrize(("name", "request_"), [(".", REQUEST), ("gpu", REQUEST), ("cpu", None)])
+def test_where_docker_has_nvidia_s_runtime(
+    name: str, request_: list[dict[str, Any]] | None, gpu_engine: GpuEngine, tmp_path: Path
+) -> None:
+    """The small copy of the image has no shell for the CLI to go on with: what counts is what it asked Docker for."""
+    config = read_config(CONFIGS[name])
+    del config["build"]
+    small = {"image": IMAGE, "mounts": [], "updateRemoteUserUID": False}
+    (tmp_path / ".devcontainer.json").write_text(json.dumps({**config, **small}))
+    subprocess.run(
+        [install_cli(), "up", "--docker-path", CLIENT, "--workspace-folder", str(tmp_path)],
+        env={**os.environ, "DOCKER_HOST": gpu_engine.address},
+        check=False,
+        capture_output=True,
+        timeout=120,
+        stdin=subprocess.DEVNULL,
+    )
+    label = f"label=devcontainer.local_folder={tmp_path}"
+    [container] = gpu_engine.client("ps", "--all", "--quiet", "--filter", label).stdout.split()
+    shown = gpu_engine.client("inspect", "--format", "{{json .HostConfig.DeviceRequests}}", container).stdout
+    assert json.loads(shown) == request_
