@@ -20,6 +20,8 @@ from host.shell import run, say
 
 LOCK = ROOT / "requirements" / "host-tests.lock"
 ENVIRONMENT = ROOT / ".build" / "tests"
+TRAINING = "tests/training"
+INSIDE = "/opt/tests"  # where the package's tests and pytest's settings are seen in the image
 # What the tests drive for real, as Debian calls it: the program looked for, and the package that brings it.
 PROGRAMS = {
     "/usr/bin/chromium": "chromium",
@@ -78,33 +80,32 @@ def test_python() -> Path:
     return python
 
 
-def run_suites(client: str, python: Path, arguments: list[str]) -> list[str]:
-    """Run the tests of the package inside the image, then those on the host; return the names of those that failed."""
+def suites(client: str, python: Path, arguments: list[str]) -> dict[str, list[str]]:
+    """The commands of the tests of the package, which run inside the image, and of those on the host.
+
+    `arguments` are pytest's. If they name files, a suite that has none of them is left out.
+    """
     gpu = ["--gpus=all"] if os.environ.get("REQUIRE_GPU") == "1" else []
-    inside = [
-        client,
-        "run",
-        "--rm",
-        *gpu,
-        "--env=REQUIRE_GPU",
-        "--shm-size=1g",
-        f"--volume={ROOT}/tests/training:/tests:ro",
-    ]
-    suites = {
-        "tests/training, in the image": [
-            *inside,
-            TEST_IMAGE,
-            "python",
-            "-m",
-            "pytest",
-            "-p",
-            "no:cacheprovider",
-            "/tests",
-        ],
-        "tests, on the host": [str(python), "-m", "pytest", "--ignore=tests/training", *arguments],
-    }
+    sources = [f"--volume={ROOT}/{name}:{INSIDE}/{name}:ro" for name in ("pyproject.toml", TRAINING)]
+    inside = [client, "run", "--rm", *gpu, "--env=REQUIRE_GPU", "--shm-size=1g", f"--workdir={INSIDE}", *sources]
+    options = [argument for argument in arguments if not argument.startswith("tests/")]
+    files = [argument for argument in arguments if argument.startswith("tests/")]
+    training = [name for name in files if name.startswith(TRAINING)]
+    on_host = [name for name in files if not name.startswith(TRAINING)]
+    pytest = ["python", "-m", "pytest", "-p", "no:cacheprovider", f"--confcutdir={TRAINING}"]
+    found = {}
+    if training or not files:
+        found["tests/training, in the image"] = [*inside, TEST_IMAGE, *pytest, *options, *(training or [TRAINING])]
+    if on_host or not files:
+        command = [str(python), "-m", "pytest", f"--ignore={TRAINING}", *options]
+        found["tests, on the host"] = [*command, *on_host]
+    return found
+
+
+def run_suites(client: str, python: Path, arguments: list[str]) -> list[str]:
+    """Run the suites; return the names of those that failed."""
     failed = []
-    for name, command in suites.items():
+    for name, command in suites(client, python, arguments).items():
         say(name)
         begin = time.monotonic()
         code = subprocess.run(command, cwd=ROOT, check=False, stdin=subprocess.DEVNULL).returncode
