@@ -19,10 +19,11 @@ def install_cli() -> Path:
     lock = "package-lock.json"
     if not (INSTALLED / lock).exists() or (INSTALLED / lock).read_bytes() != (LOCKED / lock).read_bytes():
         shutil.rmtree(INSTALLED, ignore_errors=True)
-        shutil.copytree(LOCKED, INSTALLED, ignore=shutil.ignore_patterns("node_modules", lock))
-        shutil.copy2(LOCKED / lock, INSTALLED / "package-lock.json.part")
-        (INSTALLED / "package-lock.json.part").rename(INSTALLED / lock)
-        subprocess.run(["npm", "ci", "--silent"], cwd=INSTALLED, check=True)
+        part = INSTALLED.with_suffix(".part")
+        shutil.rmtree(part, ignore_errors=True)
+        shutil.copytree(LOCKED, part, ignore=shutil.ignore_patterns("node_modules"))
+        subprocess.run(["npm", "ci", "--silent"], cwd=part, check=True)
+        part.rename(INSTALLED)
     return INSTALLED / "node_modules/.bin/devcontainer"
 
 
@@ -51,6 +52,7 @@ class DevContainer:
     def __init__(self, repository: Path, config: str = ".devcontainer/devcontainer.json") -> None:
         self.repository = repository
         self.config = repository / config
+        self.workspace = f"/workspaces/{repository.name}"
         self.home = repository.parent / "home"
         self.said = ""
         self.layers: list[str] = []

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from tests.conftest import docker_has_gpu
+from tests.image.test_pip import make_wheel
 from tests.modes.devcontainer_cli import UID, DevContainer, copy_repository, install_cli, read_config
 from tests.modes.gpu_engine import GpuEngine
-from tests.support import CLIENT, IMAGE, ROOT, docker
+from tests.support import CLIENT, IMAGE, ROOT, docker, make_folder
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user of the host, which needs root")
 CONFIGS = {name: ROOT / ".devcontainer" / name / "devcontainer.json" for name in (".", "gpu", "cpu")}
@@ -22,20 +23,21 @@ DIFFERENT = {"name", "hostRequirements", "build", "runArgs"}
 
 
 @pytest.fixture(scope="module")
-def container(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevContainer]:
+def container() -> Iterator[DevContainer]:
     """The dev container of a clone, started; removed in the end with its volume and its images."""
     folder = Path(tempfile.mkdtemp(prefix="devcontainer-"))
     folder.chmod(0o755)
-    container = DevContainer(copy_repository(folder / "clone"))
-    before = set(docker("volume", "ls", "--quiet").split())
+    container = DevContainer(copy_repository(folder / folder.name))
     try:
         container.layers = layers_of(docker("inspect", "--format", "{{.Image}}", container.up()).strip())
         yield container
     finally:
-        docker("rm", "--force", *containers_of(container), check=False)
-        made = {name for name in docker("volume", "ls", "--quiet").split() if name.startswith("pytorch-cuda-home-")}
-        docker("volume", "rm", *(made - before), check=False)
-        images = docker("image", "ls", "--quiet", "--filter", "reference=vsc-clone-*").split()
+        volumes = '{{range .Mounts}}{{if eq .Type "volume"}}{{.Name}} {{end}}{{end}}'
+        for name in containers_of(container):
+            homes = docker("inspect", "--format", volumes, name).split()
+            docker("rm", "--force", name)
+            docker("volume", "rm", *homes)
+        images = docker("image", "ls", "--quiet", "--filter", f"reference=vsc-{container.repository.name}-*").split()
         docker("image", "rm", "--force", *images, check=False)
         shutil.rmtree(folder)
 
@@ -56,7 +58,7 @@ def test_creation_says_what_was_found(container: DevContainer) -> None:
 
 
 def test_the_user_is_dev_with_the_host_s_ids(container: DevContainer) -> None:
-    assert container.execute("id -un; id -u; id -g; pwd").split() == ["dev", str(UID), str(UID), "/workspaces/clone"]
+    assert container.execute("id -un; id -u; id -g; pwd").split() == ["dev", str(UID), str(UID), container.workspace]
 
 
 def test_interpreter_torch_and_the_package_in_the_clone(container: DevContainer) -> None:
@@ -70,7 +72,7 @@ def test_interpreter_torch_and_the_package_in_the_clone(container: DevContainer)
 
 
 def test_edits_in_the_repository_are_live(container: DevContainer) -> None:
-    container.execute("echo 'ANSWER = 42' > /workspaces/clone/workspace/amptrain/answer.py")
+    container.execute(f"echo 'ANSWER = 42' > {container.workspace}/workspace/amptrain/answer.py")
     assert container.execute("python -c 'from amptrain.answer import ANSWER; print(ANSWER)'").strip() == "42"
 
 
@@ -84,11 +86,16 @@ def test_training_leaves_files_of_the_host_s_user(container: DevContainer) -> No
 
 def test_the_editor_s_server_and_pip_have_a_home(container: DevContainer) -> None:
     container.execute("mkdir -p ~/.vscode-server/extensions/some ~/.vscode-server/bin && touch ~/.vscode-server/bin/x")
-    assert "dist-info" in container.execute(
-        "pip install --no-index --dry-run pip >/dev/null; ls /opt/venv/lib/python3*/site-packages"
-    )
+    make_wheel(make_folder(container.repository / "wheels"), "smallpackage", "1.2")
+    container.execute("pip install --no-index --find-links wheels smallpackage")
+    assert container.execute("ls -d ~/.local/lib/python3*/site-packages/smallpackage*")
     owners = container.execute("stat -c %u ~ ~/.vscode-server ~/.vscode-server/extensions ~/.local ~/.cache").split()
     assert set(owners) == {str(UID)}
+
+
+def test_the_image_s_entrypoint_prepared_it(container: DevContainer) -> None:
+    shown = container.execute("cat /proc/1/comm /run/pytorch-cuda/mode.json")
+    assert shown.split(maxsplit=1) == ["tini", '{"mode": "program"}']
 
 
 def test_shared_memory_and_privileges(container: DevContainer) -> None:
@@ -97,11 +104,11 @@ def test_shared_memory_and_privileges(container: DevContainer) -> None:
 
 
 def test_a_rebuild_keeps_the_home(container: DevContainer) -> None:
-    container.execute("echo kept > ~/.kept")
+    container.execute("echo kept > ~/.kept && touch ~/.vscode-server/extensions/kept")
     before = containers_of(container)
     container.up("--remove-existing-container")
     assert set(containers_of(container)).isdisjoint(before)
-    assert container.execute("cat ~/.kept; stat -c %u ~/.kept").split() == ["kept", str(UID)]
+    assert container.execute("cat ~/.kept && stat -c %u ~/.vscode-server/extensions/kept").split() == ["kept", str(UID)]
 
 
 def test_the_image_is_reused_and_nothing_is_pulled(container: DevContainer) -> None:
@@ -129,6 +136,7 @@ def test_they_differ_in_the_gpu_alone() -> None:
     for path, config in zip(CONFIGS.values(), (main, gpu, cpu), strict=True):
         assert (path.parent / config["build"]["dockerfile"]).resolve() == ROOT / "Dockerfile"
         assert (path.parent / config["build"]["context"]).resolve() == ROOT
+        assert config["build"]["target"] == "devcontainer"
     assert {"ms-python.python", "ms-toolsai.jupyter"} <= set(main["customizations"]["vscode"]["extensions"])
     assert main["forwardPorts"] == [int(port) for port in main["portsAttributes"]] == [8888, 6006]
 
