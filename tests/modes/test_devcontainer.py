@@ -37,8 +37,8 @@ def container() -> Iterator[DevContainer]:
             homes = docker("inspect", "--format", volumes, name).split()
             docker("rm", "--force", name)
             docker("volume", "rm", *homes, check=False)  # none, where the home was not kept
-        images = docker("image", "ls", "--quiet", "--filter", f"reference=vsc-{container.repository.name}-*").split()
-        docker("image", "rm", "--force", *images, check=False)
+        tags = ["--format", "{{.Repository}}", "--filter", f"reference=vsc-{container.repository.name}-*"]
+        docker("image", "rm", *docker("image", "ls", *tags).split())
         shutil.rmtree(folder)
 
 
@@ -74,6 +74,7 @@ def test_interpreter_torch_and_the_package_in_the_clone(container: DevContainer)
 def test_edits_in_the_repository_are_live(container: DevContainer) -> None:
     container.execute(f"echo 'ANSWER = 42' > {container.workspace}/workspace/amptrain/answer.py")
     assert container.execute("python -c 'from amptrain.answer import ANSWER; print(ANSWER)'").strip() == "42"
+    container.execute(f"rm {container.workspace}/workspace/amptrain/answer.py")  # or the next build is another image
 
 
 def test_training_leaves_files_of_the_host_s_user(container: DevContainer) -> None:

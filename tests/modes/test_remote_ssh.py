@@ -246,13 +246,16 @@ def test_terminal_s_program_ends_with_the_connection_and_tmux_and_nohup_stay(cli
         return client.ssh("pytorch-cuda", command).returncode == 0
 
     def cut_off(program: str, seen: str) -> None:
-        line = f"ssh -F {client.config} -t pytorch-cuda {program}"
-        terminal = ["env", "TERM=xterm", "script", "-qec", line, str(tmp_path / "screen")]
-        with subprocess.Popen(terminal, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
+        terminal, screen = os.openpty()
+        command = ["ssh", "-F", str(client.config), "-t", "pytorch-cuda", program]
+        xterm = {**os.environ, "TERM": "xterm"}
+        with subprocess.Popen(command, stdin=screen, stdout=subprocess.DEVNULL, env=xterm) as process:
             wait_until(lambda: succeeds(seen), seen, 20)
             process.kill()
+        os.close(screen)
+        os.close(terminal)
 
-    cut_off("'nohup sleep 98766 > train.log 2>&1 & sleep 98765'", "pgrep -f '^sleep 98765'")
+    cut_off("nohup sleep 98766 > train.log 2>&1 & sleep 98765", "pgrep -f '^sleep 98765'")
     wait_until(lambda: not succeeds("pgrep -f '^sleep 98765'"), "the program's end", 20)
     assert succeeds("pgrep -f '^sleep 98766'"), "nohup did not help"
     assert "`ssh -t pytorch-cuda tmux new -A -s train`" in DOCUMENT

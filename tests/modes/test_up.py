@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,18 +16,24 @@ from tests.support import CLIENT, ROOT
 NAMES = re.compile(r"^#([A-Z][A-Z_]+)=", re.MULTILINE)
 
 
+PROJECT = f"up-{os.getpid()}"
+
+
 @pytest.fixture
-def clone(tmp_path: Path) -> Path:
+def clone(tmp_path: Path) -> Iterator[Path]:
     """The files `make` needs, without a .env of the host's user."""
     for name in ("host", "compose", "workspace"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("runs", "__pycache__"))
     for name in ("docker-compose.yml", "Makefile"):
         shutil.copy2(ROOT / name, tmp_path / name)
-    return tmp_path
+    yield tmp_path
+    environment = {**os.environ, "COMPOSE_PROJECT_NAME": PROJECT, "ACCELERATOR": "cpu"}
+    down = [CLIENT, "compose", "--profile", "train", "down", "--volumes", "--timeout", "0"]
+    subprocess.run(down, cwd=tmp_path, env=environment, check=True, capture_output=True)
 
 
 def up(clone: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "COMPOSE_PROJECT_NAME": f"up-{os.getpid()}", **variables}
+    environment = {**os.environ, "COMPOSE_PROJECT_NAME": PROJECT, **variables}
     command = [sys.executable, "-m", "host.up", *words]
     return subprocess.run(command, cwd=clone, env=environment, check=False, capture_output=True, text=True, timeout=120)
 

@@ -36,6 +36,17 @@ def test_two_runs_in_one_directory_are_refused(make_config: Make) -> None:
         process.communicate()
 
 
+def test_what_is_refused_leaves_nothing_behind(make_config: Make, tmp_path: Path) -> None:
+    config = make_config(data=f"imagefolder:{tmp_path}/nothing")
+    with pytest.raises(ConfigError):
+        train(config)
+    assert not config.run_dir.exists()
+    assert train(make_config(max_steps=1)) == 0
+    with pytest.raises(ConfigError):
+        train(make_config(max_steps=1, batch_size=64))
+    assert (config.run_dir / "result.json").exists()
+
+
 def broken_folder(tmp_path: Path) -> Path:
     from PIL import Image
 

@@ -22,4 +22,10 @@ def alone_in(run_dir: Path, is_main: bool) -> Iterator[None]:
             raise ConfigError(
                 f"Another process is training in {run_dir}. Wait for it, stop it, or use another --name."
             ) from None
-        yield
+        try:
+            yield
+        except ConfigError:
+            if [path.name for path in run_dir.iterdir()] == [".lock"]:  # refused before it began: nothing is left of it
+                (run_dir / ".lock").unlink()
+                run_dir.rmdir()
+            raise
