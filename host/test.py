@@ -32,6 +32,8 @@ PROGRAMS = {
     "unshare": "util-linux",
     "ip": "iproute2",
     "git": "git",
+    "curl": "curl",
+    "openssl": "openssl",
 }
 
 
