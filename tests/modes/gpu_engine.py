@@ -5,9 +5,12 @@ It lives in a network namespace of its own: a second dockerd in the host's would
 
 import json
 import os
+import shutil
 import subprocess
+import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.support import CLIENT, IMAGE, ROOT, docker
@@ -16,6 +19,21 @@ STANDINS = ROOT / "tests" / "standins"
 FILES = ("/usr/bin/cat", "/usr/bin/dash", "/usr/bin/env", "/usr/bin/ls", "/usr/bin/sleep")
 # Every door of the image begins with tini; in the copy it waits to be looked at, whatever it should start.
 WAIT = r"printf '#!/usr/bin/dash\nexec /usr/bin/sleep 600\n' > /usr/bin/tini"
+
+
+@contextmanager
+def running_engine(runtime: bool = True, image: bool = True) -> Iterator["GpuEngine"]:
+    """A `GpuEngine` for the length of a `with` block, with the small copy of our image unless `image` is False."""
+    folder = Path(tempfile.mkdtemp(prefix="gpu-"))  # short: the path of a Unix socket has at most 107 characters
+    engine = GpuEngine(folder, runtime)
+    try:
+        engine.start()
+        if image:
+            engine.import_small_copy()
+        yield engine
+    finally:
+        engine.stop()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class GpuEngine:

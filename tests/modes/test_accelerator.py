@@ -7,41 +7,27 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from host.accelerator import find_accelerator
-from tests.modes.gpu_engine import STANDINS, GpuEngine
+from tests.modes.gpu_engine import STANDINS, GpuEngine, running_engine
 from tests.support import CLIENT, ROOT
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a second dockerd in its own network namespace needs root")
 
 
-@contextmanager
-def engine_of(runtime: bool) -> Iterator[GpuEngine]:
-    folder = Path(tempfile.mkdtemp(prefix="gpu-"))
-    engine = GpuEngine(folder, runtime)
-    try:
-        engine.start()
-        yield engine
-    finally:
-        engine.stop()
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 @pytest.fixture(scope="module")
 def with_runtime() -> Iterator[GpuEngine]:
-    with engine_of(runtime=True) as engine:
+    with running_engine(image=False) as engine:
         yield engine
 
 
 @pytest.fixture(scope="module")
 def cdi_alone() -> Iterator[GpuEngine]:
-    with engine_of(runtime=False) as engine:
+    with running_engine(runtime=False, image=False) as engine:
         yield engine
 
 

@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import docker_has_gpu
 from tests.image.test_pip import make_wheel
 from tests.modes.devcontainer_cli import UID, DevContainer, copy_repository, install_cli, read_config
-from tests.modes.gpu_engine import GpuEngine
+from tests.modes.gpu_engine import GpuEngine, running_engine
 from tests.support import CLIENT, IMAGE, ROOT, docker, make_folder
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user of the host, which needs root")
@@ -144,15 +144,8 @@ def test_they_differ_in_the_gpu_alone() -> None:
 
 @pytest.fixture(scope="module")
 def gpu_engine() -> Iterator[GpuEngine]:
-    folder = Path(tempfile.mkdtemp(prefix="gpu-"))
-    engine = GpuEngine(folder)
-    try:
-        engine.start()
-        engine.import_small_copy()
+    with running_engine() as engine:
         yield engine
-    finally:
-        engine.stop()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 REQUEST = [{"Driver": "", "Count": -1, "DeviceIDs": None, "Capabilities": [["gpu"]], "Options": {}}]

@@ -2,9 +2,7 @@
 
 import json
 import os
-import shutil
 import subprocess
-import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import docker_has_gpu
-from tests.modes.gpu_engine import GpuEngine
+from tests.modes.gpu_engine import GpuEngine, running_engine
 from tests.support import CLIENT, IMAGE, ROOT
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a second dockerd in its own network namespace needs root")
@@ -21,15 +19,8 @@ SERVICES = ["jupyter", "ssh", "train"]
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[GpuEngine]:
-    folder = Path(tempfile.mkdtemp(prefix="gpu-"))  # short: the path of a Unix socket has at most 107 characters
-    engine = GpuEngine(folder)
-    try:
-        engine.start()
-        engine.import_small_copy()
+    with running_engine() as engine:
         yield engine
-    finally:
-        engine.stop()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture
