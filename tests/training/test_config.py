@@ -1,5 +1,6 @@
 """Settings: sentences for what is wrong, YAML under flags, the merged settings saved."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"min_scale": 2.0**-126}, "it needs to be from 2**-100 to the initial scale 65536"),
     ({"min_scale": 2.0**17}, "it needs to be from 2**-100 to the initial scale 65536"),
     ({"max_consecutive_skips": 150}, "--max-consecutive-skips is 150; it needs to be from 1 to 100."),
+    ({"lr": math.nan}, "--lr is nan; it needs to be a finite number."),
+    ({"lr": math.inf}, "--lr is inf; it needs to be a finite number."),
+    ({"warmup_epochs": math.inf}, "--warmup-epochs is inf; it needs to be a finite number."),
+    ({"init_scale": math.nan}, "--init-scale is nan; it needs to be a finite number."),
     ({"workers": -1}, "--workers is -1"),
     ({"prefetch": 0}, "--prefetch is 0"),
     ({"image_size": 4}, "--image-size is 4"),

@@ -133,6 +133,16 @@ def test_diagnosis_of_a_gradient(make_config: Make) -> None:
 
 
 @pytest.mark.usefixtures("mlp")
+def test_a_validation_that_is_not_finite_ends_the_run_and_is_not_saved(make_config: Make) -> None:
+    """Weights that blow up in the last step of an epoch, after which no gradient is looked at."""
+    config = make_config(lr=1e30, warmup_epochs=0.0, max_steps=3, save_every=1)
+    trainer = trainer_of(config)
+    with pytest.raises(TrainingError, match=r"the validation loss is (nan|inf), .*Run the same command with a lower"):
+        trainer.fit()
+    assert not (config.run_dir / "checkpoints" / "step-000000003.pt").exists()
+
+
+@pytest.mark.usefixtures("mlp")
 def test_one_outcome_is_read_for_each_step_and_not_before_the_next_is_queued(
     make_config: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ names, without the group in front; so every name is used once.
 """
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -20,6 +21,13 @@ def require(condition: bool, sentence: str) -> None:
     """Raise ConfigError with `sentence` unless `condition` holds."""
     if not condition:
         raise ConfigError(sentence)
+
+
+def require_finite(settings: Any) -> None:
+    """Raise ConfigError if a setting is nan or inf, which comparisons let through, and which would go into weights."""
+    for name, value in vars(settings).items():
+        finite = not isinstance(value, float) or math.isfinite(value)
+        require(finite, f"--{name.replace('_', '-')} is {value}; it needs to be a finite number.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +129,7 @@ class PrecisionConfig:
     """The run stops with a diagnosis after this many skipped steps in a row."""
 
     def __post_init__(self) -> None:
+        require_finite(self)
         require(self.init_scale > 0, f"--init-scale is {self.init_scale}; it needs to be above 0, such as 65536.")
         require(self.growth_factor > 1, f"--growth-factor is {self.growth_factor}; it needs to be above 1.")
         require(
@@ -170,6 +179,7 @@ class OptimConfig:
     """Also keep an exponential moving average of the weights, such as 0.999, and validate with it."""
 
     def __post_init__(self) -> None:
+        require_finite(self)
         for name in ("epochs", "batch_size", "accumulate"):
             value = getattr(self, name)
             require(value >= 1, f"--{name.replace('_', '-')} is {value}; it needs to be at least 1.")

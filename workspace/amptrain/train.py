@@ -219,6 +219,12 @@ class Trainer:
             return False
         progress.validated_step = progress.step
         loss, progress.accuracy = result
+        if not math.isfinite(loss):  # and nothing is saved of it
+            raise TrainingError(
+                f"Stopped at step {progress.step}: the validation loss is {loss}, so a weight or an activation is not "
+                "finite. The checkpoints are from before. Run the same command with a lower --lr, with --clip-norm 1 "
+                "or with another --precision."
+            )
         self.log.epoch(
             EpochRecord(
                 epoch=self._epoch,
