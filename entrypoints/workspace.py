@@ -30,7 +30,8 @@ def check_writable(identity: Identity, required: bool) -> None:
         owner = folder.stat()
         warn(
             f"{folder} belongs to {owner.st_uid}:{owner.st_gid} (mode {owner.st_mode & 0o7777:04o}), and uid "
-            f'{identity.uid} may not write there. On the host: sudo chown -R "$(id -u):$(id -g)" THE-FOLDER'
+            f"{identity.uid} may not write there. On the host: "
+            'sudo chown -R "$(id -u):$(id -g)" THE-FOLDER (root: 1000:1000)'
         )
 
 

@@ -16,20 +16,39 @@ from host.accelerator import find_accelerator
 from host.build import IMAGE, ROOT, build
 from host.engine import require_engine
 from host.errors import HostError
-from host.shell import output, say
+from host.shell import output, run, say
 
 SERVICES = ("jupyter", "ssh", "train")
+DEV = "1000:1000"  # `dev` in the image
+
+
+def is_set(variable: str) -> bool:
+    """Whether the user chose a value, in the environment or in .env."""
+    file = ROOT / ".env"
+    in_file = file.exists() and re.search(rf"^\s*(export\s+)?{variable}=\S", file.read_text(), re.MULTILINE)
+    return bool(os.environ.get(variable) or in_file)
 
 
 def choose_accelerator(client: str) -> None:
-    """Set $ACCELERATOR to what this host has, unless the user chose, in the environment or in .env."""
-    settings = ROOT / ".env"
-    in_file = settings.exists() and re.search(r"^\s*(export\s+)?ACCELERATOR=\S", settings.read_text(), re.MULTILINE)
-    if os.environ.get("ACCELERATOR") or in_file:
+    """Set $ACCELERATOR to what this host has, unless the user chose."""
+    if is_set("ACCELERATOR"):
         return
     found = find_accelerator(client)
-    say(f"ACCELERATOR={found.name}: {found.why}")
+    say(f"ACCELERATOR={found.name}: {found.why}. For `docker compose` without make, put that into .env.")
     os.environ["ACCELERATOR"] = found.name
+
+
+def give_workspace() -> None:
+    """In a clone made by root, give workspace/ to the container's own user, who could not write there otherwise.
+
+    Programs in the container run as the owner of the workspace, but never as root. A WORKSPACE, PUID or owner that the
+    user chose stays.
+    """
+    folder = ROOT / "workspace"
+    if os.geteuid() != 0 or folder.stat().st_uid != 0 or is_set("WORKSPACE") or is_set("PUID"):
+        return
+    say(f"{folder} belongs to root; giving it to {DEV}, whom programs in the container run as")
+    run(["chown", "-R", DEV, str(folder)])
 
 
 def require_free_ports(client: str, service: str) -> None:
@@ -83,6 +102,7 @@ def up(service: str, arguments: list[str]) -> None:
         build(client)
     choose_accelerator(client)
     require_free_ports(client, service)
+    give_workspace()
     os.execv(client, [client, *compose_command(service, arguments)])
 
 

@@ -43,7 +43,8 @@ def owner(folder: Path, who: Identity) -> Finding:
             found = f"{folder} is mounted read-only; runs, notebooks and checkpoints are written there"
             return Finding("workspace", "error", found, "a writable mount", "Drop `:ro` from the mount")
         found = f"{mine} (mode {status.st_mode & 0o7777:04o}): {error.strerror}"
-        do = 'On the host: sudo chown -R "$(id -u):$(id -g)" THE-FOLDER, or start with its owner: -e PUID=… -e PGID=…'
+        own = 'sudo chown -R "$(id -u):$(id -g)" THE-FOLDER (root: 1000:1000)'
+        do = f"On the host: {own}, or start with its owner: -e PUID=… -e PGID=…"
         return Finding("workspace", "error", found, f"a folder that uid {who.uid} may write to", do)
     if status.st_uid != os.getuid():
         do = f"-e PUID={status.st_uid} -e PGID={status.st_gid}" if status.st_uid else ""

@@ -75,6 +75,22 @@ def test_what_was_found_is_told(clone: Path) -> None:
     assert "--precision" in done.stdout
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="root's own clone")
+def test_a_clone_made_by_root_trains(clone: Path) -> None:
+    assert (clone / "workspace").stat().st_uid == 0
+    done = up(clone, "train", "--device", "cpu", "--max-steps", "1", "--name", "first")
+    assert done.returncode == 0, done.stderr
+    assert f"==> {clone}/workspace belongs to root; giving it to 1000:1000" in done.stderr
+    assert (clone / "workspace/runs/first/result.json").stat().st_uid == 1000
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root's own clone")
+@pytest.mark.parametrize("variable", ["WORKSPACE", "PUID"])
+def test_what_the_user_chose_stays_root_s(clone: Path, variable: str) -> None:
+    up(clone, "train", "--help", **{variable: {"WORKSPACE": "./workspace", "PUID": "4242"}[variable]})
+    assert (clone / "workspace").stat().st_uid == 0
+
+
 def test_every_variable_is_in_the_example_and_every_one_there_is_used() -> None:
     compose = "".join(path.read_text() for path in [ROOT / "docker-compose.yml", *(ROOT / "compose").glob("*.yml")])
     used = set(re.findall(r"\$\{(\w+)", compose)) | set(re.findall(r"^ +([A-Z][A-Z_]+):", compose, re.MULTILINE))

@@ -78,6 +78,8 @@ def test_workers_come_from_the_cpus_unless_data_is_in_memory(digits: Task) -> No
     assert choose_workers(None, digits, cpus=4, prefetch=2, images=64) == 0
     assert choose_workers(None, folder_like(digits), cpus=4, prefetch=2, images=64) == 4
     assert choose_workers(7, digits, cpus=4, prefetch=2, images=64) == 7
+    with pytest.raises(ConfigError, match="--workers 65 is more than 16 for each of the 4 CPUs this"):
+        choose_workers(65, digits, cpus=4, prefetch=2, images=64)
     assert choose_workers(3, open_task(DataConfig(data="fake:9"), 0), cpus=4, prefetch=2, images=64) == 0
 
 

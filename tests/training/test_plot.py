@@ -133,7 +133,7 @@ def test_the_command(
     [
         ([], "Which run?"),
         (["nowhere"], "There is no run in runs/nowhere: it has no metrics.jsonl. Give the directory of a run."),
-        (["{empty}"], "has no line yet; wait a moment, or add --follow."),
+        (["{empty}"], "has no readable line yet in its metrics.jsonl; wait a moment, or add --follow."),
         (["{fp32}", "--out", "{empty}/a.doc"], "cannot be written to"),
         (["{fp32}", "--out", "/nowhere/a.png"], "cannot be written to /nowhere/a.png"),
     ],

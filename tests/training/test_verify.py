@@ -47,7 +47,7 @@ def test_a_difference_is_found_and_the_runs_are_kept(
     named = verify.named
     monkeypatch.setattr(verify, "named", another)
     monkeypatch.setattr(verify, "KILLS", 0)
-    assert verify_resume(make_config(max_steps=2, runs=tmp_path)) == 1
+    assert verify_resume(make_config(max_steps=8, runs=tmp_path)) == 1
     said = capsys.readouterr().out
     assert re.search(r"NOT the same: model\.\S+weight, .*Both runs are kept in", said)
     [folder] = tmp_path.iterdir()
@@ -59,6 +59,11 @@ def test_a_run_that_fails_by_itself_is_told_with_its_words(tmp_path: Path, make_
     with pytest.raises(TrainingError, match="ended with exit code 2") as caught:
         verify_resume(config)
     assert f"{tmp_path}/nothing" in str(caught.value)
+
+
+def test_too_few_steps_to_be_killed_in_are_refused(make_config: Make) -> None:
+    with pytest.raises(ConfigError, match="--max-steps 7 leaves nothing to continue; verify-resume needs 8 or more"):
+        verify_resume(make_config(max_steps=7))
 
 
 def test_under_torchrun_it_is_refused(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:

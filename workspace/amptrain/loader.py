@@ -18,6 +18,9 @@ WORKER_TIMEOUT = 600.0
 """Seconds without a batch after which a loader is given up: its workers ignore SIGTERM, so a stuck one must be seen."""
 
 
+MOST_WORKERS = 16
+"""For each CPU: far more than a slow network disk needs, and few enough to start."""
+
 BatchSampler = Iterable[list[Key]]
 
 
@@ -45,6 +48,11 @@ def choose_workers(asked: int | None, task: Task, cpus: int, prefetch: int, imag
     """
     if isinstance(task.train, FakeImages):
         return 0
+    if asked is not None and asked > MOST_WORKERS * cpus:
+        raise ConfigError(
+            f"--workers {asked} is more than {MOST_WORKERS} for each of the {cpus} CPUs this process may use; they "
+            "would take its memory and not be faster. Leave the flag out: the number then fits the CPUs."
+        )
     channels, height, width = task.shape
     # Besides the batches that wait, one is being filled by each worker and one is being read.
     need_each = images * channels * height * width * (prefetch + 1)

@@ -146,7 +146,9 @@ def plot_runs(run_dirs: Sequence[Path], out: Path | None = None) -> Path:
     runs = [load(run_dir) for run_dir in run_dirs]
     for run in runs:
         if not run.windows:
-            raise ConfigError(f"The run {run.name} has no line yet; wait a moment, or add --follow.")
+            raise ConfigError(
+                f"The run {run.name} has no readable line yet in its metrics.jsonl; wait a moment, or add --follow."
+            )
     path = out or (run_dirs[0] if len(runs) == 1 else run_dirs[0].parent) / "plot.png"
     aside = path.with_name(f".{path.stem}.part{path.suffix}")  # a viewer that looks on never sees half a picture
     try:

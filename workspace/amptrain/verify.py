@@ -20,6 +20,7 @@ from amptrain.config import TrainConfig, save_yaml
 from amptrain.errors import ConfigError, TrainingError
 
 KILLS = 3
+FEWEST_STEPS = 8
 STEPS = 40  # unless --max-steps says otherwise: enough to be killed in several places
 
 
@@ -33,6 +34,10 @@ def verify_resume(config: TrainConfig) -> int:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError("verify-resume starts its runs by itself: call it without torchrun.")
     steps = config.optim.max_steps or STEPS
+    if steps < FEWEST_STEPS:
+        raise ConfigError(
+            f"--max-steps {steps} leaves nothing to continue; verify-resume needs {FEWEST_STEPS} or more."
+        )
     folder = config.run.runs / f"verify-resume-{os.getpid()}"
     run = dataclasses.replace(config.run, runs=folder, config=None, deterministic=True, save_every=max(1, steps // 8))
     config = dataclasses.replace(config, run=run, optim=dataclasses.replace(config.optim, max_steps=steps))
