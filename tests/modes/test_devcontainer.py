@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ def container() -> Iterator[DevContainer]:
     """The dev container of a clone, started; removed in the end with its volume and its images."""
     folder = Path(tempfile.mkdtemp(prefix="devcontainer-"))
     folder.chmod(0o755)
-    container = DevContainer(copy_repository(folder / folder.name))
+    container = DevContainer(copy_repository(folder / f"clone{uuid.uuid4().hex[:8]}"))
     try:
         container.layers = layers_of(docker("inspect", "--format", "{{.Image}}", container.up()).strip())
         yield container
