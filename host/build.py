@@ -12,7 +12,7 @@ from host.engine import require_engine
 from host.errors import HostError
 from host.shell import run, say
 
-IMAGE = "pytorch-cuda:v2.6"
+IMAGE = os.environ.get("IMAGE", "pytorch-cuda:v2.6")
 TEST_IMAGE = f"{IMAGE}-test"
 ROOT = Path(__file__).resolve().parent.parent
 EXTRA_AUTHORITIES = (Path("/usr/local/share/ca-certificates"), Path("/etc/pki/ca-trust/source/anchors"))
