@@ -2,8 +2,9 @@
 
     python3 -m benchmarks.doors [--repeats 5]
 
-`bare` is the same program in the same image without our entrypoint: the difference is what the entrypoint costs.
-Start is counted from `docker start` on a created container to the first answer on its port; stop is `docker stop`.
+`bare` is the same program in the same image without our entrypoint: the difference is what the
+entrypoint costs. Start is counted from `docker start` on a created container to the first answer on
+its port; stop is `docker stop`.
 """
 
 import argparse
@@ -78,7 +79,9 @@ def measure(client: str, door: Door) -> tuple[float, float]:
     try:
         begin = time.monotonic()
         subprocess.run([client, "start", name], check=True, capture_output=True)
-        shown = subprocess.run([client, "port", name], check=True, capture_output=True, text=True).stdout
+        shown = subprocess.run(
+            [client, "port", name], check=True, capture_output=True, text=True
+        ).stdout
         port = int(shown.split(":")[-1])
         while not door.answers(port):
             if time.monotonic() - begin > 120:
@@ -89,12 +92,16 @@ def measure(client: str, door: Door) -> tuple[float, float]:
         subprocess.run([client, "stop", name], check=True, capture_output=True)
         return opened, time.monotonic() - begin
     finally:
-        subprocess.run([client, "rm", "--force", "--volumes", name], check=False, capture_output=True)
+        subprocess.run(
+            [client, "rm", "--force", "--volumes", name], check=False, capture_output=True
+        )
 
 
 def main() -> None:
     """Command line of this module."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repeats", type=int, default=5)
     repeats = parser.parse_args().repeats
     client = require_engine()
@@ -106,7 +113,9 @@ def main() -> None:
     for name, runs in times.items():
         opened = [start for start, _ in runs]
         closed = statistics.median(stop for _, stop in runs)
-        print(f"| {name} | {statistics.median(opened):.2f} ({min(opened):.2f}–{max(opened):.2f}) | {closed:.2f} |")
+        print(
+            f"| {name} | {statistics.median(opened):.2f} ({min(opened):.2f}–{max(opened):.2f}) | {closed:.2f} |"
+        )
 
 
 if __name__ == "__main__":

@@ -1,27 +1,42 @@
 """The container's entrypoint. The first word picks the mode:
 
-jupyter [args]       JupyterLab on port 8888 (`jupyter lab …`, `jupyter notebook …`: the caller's flags are kept)
-ssh                  sshd on port 2222 (`/usr/sbin/sshd -D`: the same preparation, the caller's flags, port 22)
-train [args]         amptrain train
-doctor [--json]      what was found, what is needed, what to do
-anything else        prepared the same way, then run: Slurm, Kubeflow and `docker run image python x.py` depend on it
+jupyter [args]       JupyterLab on port 8888 (`jupyter lab …`, `jupyter notebook …`: the caller's
+flags are kept) ssh                  sshd on port 2222 (`/usr/sbin/sshd -D`: the same preparation,
+the caller's flags, port 22) train [args]         amptrain train doctor [--json]      what was
+found, what is needed, what to do anything else        prepared the same way, then run: Slurm,
+Kubeflow and `docker run image python x.py` depend on it
 """
 
 import os
 import sys
 from pathlib import Path
 
-sys.path[0] = str(Path(__file__).resolve().parent.parent)  # so that modules are `entrypoints.…` here as in the tests
+sys.path[0] = str(
+    Path(__file__).resolve().parent.parent
+)  # so that modules are `entrypoints.…` here as in the tests
 
-from entrypoints import doctor, environment, health, identity, jupyter, limits, program, ssh, workspace  # noqa: E402
+from entrypoints import (  # noqa: E402
+    doctor,
+    environment,
+    health,
+    identity,
+    jupyter,
+    limits,
+    program,
+    ssh,
+    workspace,
+)
 from entrypoints.errors import EntrypointError, say  # noqa: E402
 
 
 def main(arguments: list[str]) -> int:
-    """Prepare the container and become the program; returns only with an error's exit code or a report's."""
+    """Prepare the container and become the program; returns only with an error's exit code or a
+    report's."""
     if arguments == ["health"]:
         return health.main()
-    if arguments[:1] == ["doctor"]:  # prepares nothing: `docker exec` in a running container must change nothing there
+    if arguments[:1] == [
+        "doctor"
+    ]:  # prepares nothing: `docker exec` in a running container must change nothing there
         return doctor.main(arguments[1:])
     try:
         return start(arguments or ["jupyter"])
@@ -62,7 +77,9 @@ def start(arguments: list[str]) -> int:
     environment.write_session_environment(variables, who)
     identity.become(who)
     commands = {"jupyter": jupyter.command(rest), "train": ["amptrain", "train", *rest]}
-    return program.become_program(commands.get(mode, arguments), environment.program_environment(variables, who))
+    return program.become_program(
+        commands.get(mode, arguments), environment.program_environment(variables, who)
+    )
 
 
 if __name__ == "__main__":

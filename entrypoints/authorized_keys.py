@@ -9,9 +9,13 @@ from entrypoints.errors import EntrypointError
 from entrypoints.identity import mounts
 from entrypoints.paths import HOME, SECRETS
 
-# Where people mount an authorized_keys file. Only a mount counts: what the user `dev` writes into his home is for
-# `dev` alone, and must not become a key of root at the next start.
-MOUNTED = (HOME / ".ssh/authorized_keys", Path("/root/.ssh/authorized_keys"), Path("/etc/ssh/authorized_keys"))
+# Where people mount an authorized_keys file. Only a mount counts: what the user `dev` writes into
+# his home is for `dev` alone, and must not become a key of root at the next start.
+MOUNTED = (
+    HOME / ".ssh/authorized_keys",
+    Path("/root/.ssh/authorized_keys"),
+    Path("/etc/ssh/authorized_keys"),
+)
 SECRET = SECRETS / "ssh_public_key"
 
 
@@ -27,7 +31,9 @@ def operator_keys(environment: Mapping[str, str]) -> list[str]:
         source = environment.get("SSH_PUBLIC_KEY_FILE", "SSH_PUBLIC_KEY")
         found.update(dict.fromkeys(checked(value, source)))
     points = mounts()
-    files = [path for path in MOUNTED if path in points or (path.parent in points and path.exists())]
+    files = [
+        path for path in MOUNTED if path in points or (path.parent in points and path.exists())
+    ]
     if SECRET.exists() and "SSH_PUBLIC_KEY_FILE" not in environment:
         files.append(SECRET)
     for file in files:
@@ -51,7 +57,11 @@ def checked(text: str, source: str) -> list[str]:
         if not key or key.startswith("#"):
             continue
         seen = subprocess.run(
-            ["ssh-keygen", "-l", "-f", "-"], input=f"{key}\n", capture_output=True, text=True, check=False
+            ["ssh-keygen", "-l", "-f", "-"],
+            input=f"{key}\n",
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if seen.returncode:
             raise EntrypointError(
@@ -60,5 +70,7 @@ def checked(text: str, source: str) -> list[str]:
             )
         keys.append(key)
     if not keys:
-        raise EntrypointError(f"{source} holds no public key; put the line of ~/.ssh/id_ed25519.pub into it.")
+        raise EntrypointError(
+            f"{source} holds no public key; put the line of ~/.ssh/id_ed25519.pub into it."
+        )
     return keys

@@ -24,7 +24,9 @@ def credential(environment: Mapping[str, str], name: str) -> str | None:
     if file is not None:
         return read_secret(Path(file), f"{name}_FILE")
     if value is not None and not value.strip():
-        raise EntrypointError(f"{name} is set but empty; give it a value, or leave it unset and one is made for you.")
+        raise EntrypointError(
+            f"{name} is set but empty; give it a value, or leave it unset and one is made for you."
+        )
     return value.strip() if value is not None else None
 
 
@@ -32,12 +34,15 @@ def read_secret(path: Path, variable: str) -> str:
     """The stripped content of a secret's file.
 
     Raises:
-        EntrypointError: it is missing, unreadable or empty; its path and mode are named, its content is not.
+        EntrypointError: it is missing, unreadable or empty; its path and mode are named, its
+        content is not.
     """
     try:
         text = path.read_text(encoding="utf-8").strip()
     except FileNotFoundError as error:
-        raise EntrypointError(f"{variable} names {path}, which is not there; mount it, or correct the path.") from error
+        raise EntrypointError(
+            f"{variable} names {path}, which is not there; mount it, or correct the path."
+        ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise EntrypointError(
             f"{variable} names {path} (mode {mode_of(path)}), which can't be read: {error}. "

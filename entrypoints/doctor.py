@@ -1,8 +1,9 @@
 """`doctor`: what was found in this container and on its host, what is needed, what to do.
 
-Exit code: 0 when there is nothing to do (ok and notes), 1 when something works less well than it could (a warning),
-2 when something asked for will not work (an error). A machine without a GPU is a note: the CPU may be what is wanted.
-It prepares nothing and changes nothing, so that it can be asked at any time in a running container, too.
+Exit code: 0 when there is nothing to do (ok and notes), 1 when something works less well than it
+could (a warning), 2 when something asked for will not work (an error). A machine without a GPU is a
+note: the CPU may be what is wanted. It prepares nothing and changes nothing, so that it can be
+asked at any time in a running container, too.
 """
 
 import json
@@ -31,13 +32,22 @@ def main(argv: list[str]) -> int:
     """Print the report, and return the exit code of its worst finding."""
     import argparse  # not above: the container's start needs it not
 
-    parser = argparse.ArgumentParser(prog="doctor", description="What was found, what is needed, what to do.")
-    parser.add_argument("--json", action="store_true", help="for programs: a list of findings, and the exit code")
+    parser = argparse.ArgumentParser(
+        prog="doctor", description="What was found, what is needed, what to do."
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="for programs: a list of findings, and the exit code"
+    )
     options = parser.parse_args(argv)
     findings = examine(dict(os.environ))
     code = max(EXIT_CODES[finding.severity] for finding in findings)
     if options.json:
-        print(json.dumps({"exit_code": code, "findings": [as_json(finding) for finding in findings]}, indent=2))
+        print(
+            json.dumps(
+                {"exit_code": code, "findings": [as_json(finding) for finding in findings]},
+                indent=2,
+            )
+        )
     else:
         width = min(shutil.get_terminal_size((100, 24)).columns, 120)
         print(report(findings, width, sys.stdout.isatty() and not os.environ.get("NO_COLOR")))
@@ -45,7 +55,8 @@ def main(argv: list[str]) -> int:
 
 
 def examine(environment: dict[str, str]) -> list[Finding]:
-    """All checks. The doors' credentials first, as root reads them; the rest as the user who works here."""
+    """All checks. The doors' credentials first, as root reads them; the rest as the user who works
+    here."""
     findings = guarded(lambda: security.doors(environment))
     as_root = os.getuid() == 0
     try:
@@ -72,7 +83,14 @@ def guarded(check: Callable[[], list[Finding]]) -> list[Finding]:
     try:
         return check()
     except OSError as error:
-        return [Finding("doctor", "warning", f"a check could not be made: {error}", "a container that lets it read")]
+        return [
+            Finding(
+                "doctor",
+                "warning",
+                f"a check could not be made: {error}",
+                "a container that lets it read",
+            )
+        ]
 
 
 def as_json(finding: Finding) -> dict[str, str]:
@@ -81,8 +99,12 @@ def as_json(finding: Finding) -> dict[str, str]:
 
 
 def report(findings: Sequence[Finding], width: int, colour: bool) -> str:
-    """The report for a person, the worst first; needed and do only where there is something to do."""
-    counts = [(name, sum(finding.severity == name for finding in findings)) for name in reversed(SEVERITIES)]
+    """The report for a person, the worst first; needed and do only where there is something to
+    do."""
+    counts = [
+        (name, sum(finding.severity == name for finding in findings))
+        for name in reversed(SEVERITIES)
+    ]
     plural = {"ok": "ok"}
     heading = ", ".join(f"{n} {plural.get(name, name + 's' * (n != 1))}" for name, n in counts if n)
     lines = [f"doctor: {heading}", ""]
@@ -103,28 +125,48 @@ def paragraph(finding: Finding, width: int, colour: bool) -> list[str]:
     texts = [(label, text) for label, text in rows if text]
     for number, (label, text) in enumerate(texts):
         indent = " " * (2 * LABEL + 8)
-        wrapped = textwrap.wrap(text, max(width - len(indent), 40), break_long_words=False, break_on_hyphens=False)
+        wrapped = textwrap.wrap(
+            text, max(width - len(indent), 40), break_long_words=False, break_on_hyphens=False
+        )
         start = lines.pop() if number == 0 else " " * (2 * LABEL)
         lines += [f"{start}{label:<8}{wrapped[0]}", *(indent + more for more in wrapped[1:])]
     return lines
 
 
 def brief() -> list[str]:
-    """Lines for the container's start, in under 50 ms and without torch: the GPUs, and what is wrong.
+    """Lines for the container's start, in under 50 ms and without torch: the GPUs, and what is
+    wrong.
 
     What limits.py and workspace.py warn of at start is not told twice.
     """
     environment = dict(os.environ)
-    findings = [*memory.memory(), memory.cpus(environment), memory.open_files(), *gpu.nodes(environment)]
-    lines = [f"gpu: {finding.found}" for finding in findings if finding.check == "gpu" and finding.rank < 2]
+    findings = [
+        *memory.memory(),
+        memory.cpus(environment),
+        memory.open_files(),
+        *gpu.nodes(environment),
+    ]
+    lines = [
+        f"gpu: {finding.found}"
+        for finding in findings
+        if finding.check == "gpu" and finding.rank < 2
+    ]
     if gpu.present():
         findings += gpu_findings_in_time(environment)
-        lines += [f"gpu: {finding.found}" for finding in findings if finding.check == "device" and finding.rank < 2]
-    return [*lines, *(f"warning: {f.found}. Needed: {f.needed}. {f.do}." for f in findings if f.rank >= 2)]
+        lines += [
+            f"gpu: {finding.found}"
+            for finding in findings
+            if finding.check == "device" and finding.rank < 2
+        ]
+    return [
+        *lines,
+        *(f"warning: {f.found}. Needed: {f.needed}. {f.do}." for f in findings if f.rank >= 2),
+    ]
 
 
 def gpu_findings_in_time(environment: dict[str, str]) -> list[Finding]:
-    """What libcuda and NVML tell within BRIEF_S; a GPU without persistence mode takes a second to wake up."""
+    """What libcuda and NVML tell within BRIEF_S; a GPU without persistence mode takes a second to
+    wake up."""
     found: list[Finding] = []
 
     def look() -> None:

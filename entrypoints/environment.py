@@ -1,7 +1,9 @@
-"""One environment for every kind of session: docker exec, ssh with or without a command, kernel, terminal, login shell.
+"""One environment for every kind of session: docker exec, ssh with or without a command, kernel,
+terminal, login shell.
 
-sshd starts each session with an empty environment, and Debian's /etc/profile resets PATH in each login shell. So this
-start's variables go into one file, which /etc/bash.bashrc and /etc/profile.d read (phusion/baseimage-docker#54).
+sshd starts each session with an empty environment, and Debian's /etc/profile resets PATH in each
+login shell. So this start's variables go into one file, which /etc/bash.bashrc and /etc/profile.d
+read (phusion/baseimage-docker#54).
 """
 
 import os
@@ -15,7 +17,19 @@ from entrypoints.paths import ENVIRONMENT
 
 # What belongs to one process or one login rather than to the container.
 PERSONAL = frozenset(
-    ("HOME", "HOSTNAME", "LOGNAME", "MAIL", "OLDPWD", "PWD", "SHLVL", "SSH_AUTH_SOCK", "TERM", "USER", "_")
+    (
+        "HOME",
+        "HOSTNAME",
+        "LOGNAME",
+        "MAIL",
+        "OLDPWD",
+        "PWD",
+        "SHLVL",
+        "SSH_AUTH_SOCK",
+        "TERM",
+        "USER",
+        "_",
+    )
 )
 SETTINGS = frozenset(("PUID", "PGID", "SSH_REQUIRE_KEY"))
 MARK = "PYTORCH_CUDA_ENVIRONMENT"  # set in a session that has read the file
@@ -28,20 +42,38 @@ def without_credentials(environment: Mapping[str, str]) -> dict[str, str]:
 
 def program_environment(environment: Mapping[str, str], identity: Identity) -> dict[str, str]:
     """What the user's program is started with."""
-    own = {"HOME": str(identity.home), "USER": identity.name, "LOGNAME": identity.name, "SHELL": "/bin/bash", MARK: "1"}
+    own = {
+        "HOME": str(identity.home),
+        "USER": identity.name,
+        "LOGNAME": identity.name,
+        "SHELL": "/bin/bash",
+        MARK: "1",
+    }
     return without_credentials(environment) | own
 
 
 def session_lines(environment: Mapping[str, str]) -> list[str]:
-    """Shell lines that set the variables. What a session already has wins, PATH excepted: /etc/profile reset it."""
+    """Shell lines that set the variables. What a session already has wins, PATH excepted:
+    /etc/profile reset it."""
     shared = without_credentials(environment)
-    names = sorted(n for n in shared if re.fullmatch(r"[A-Za-z_]\w*", n, re.ASCII) and n not in PERSONAL | {"PATH"})
-    lines = [f'[ "${{{name}+set}}" ] || export {name}={shlex.quote(shared[name])}' for name in names]
-    return [f"export PATH={shlex.quote(shared.get('PATH', os.defpath))}", *lines, f"export {MARK}=1"]
+    names = sorted(
+        n
+        for n in shared
+        if re.fullmatch(r"[A-Za-z_]\w*", n, re.ASCII) and n not in PERSONAL | {"PATH"}
+    )
+    lines = [
+        f'[ "${{{name}+set}}" ] || export {name}={shlex.quote(shared[name])}' for name in names
+    ]
+    return [
+        f"export PATH={shlex.quote(shared.get('PATH', os.defpath))}",
+        *lines,
+        f"export {MARK}=1",
+    ]
 
 
 def write_session_environment(environment: Mapping[str, str], identity: Identity) -> None:
-    """Write the file that sessions read. The user's own secrets (HF_TOKEN …) are in it: only root and dev may read."""
+    """Write the file that sessions read. The user's own secrets (HF_TOKEN …) are in it: only root
+    and dev may read."""
     ENVIRONMENT.unlink(missing_ok=True)
     with os.fdopen(os.open(ENVIRONMENT, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640), "w") as file:
         file.write("\n".join(session_lines(environment)) + "\n")

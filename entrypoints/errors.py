@@ -4,7 +4,8 @@ import sys
 
 
 class EntrypointError(Exception):
-    """What was found, what is needed, what to do. The container ends with `exit_code` (2: a setting is wrong)."""
+    """What was found, what is needed, what to do. The container ends with `exit_code` (2: a setting
+    is wrong)."""
 
     def __init__(self, message: str, exit_code: int = 2) -> None:
         super().__init__(message)

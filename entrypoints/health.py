@@ -1,4 +1,5 @@
-"""HEALTHCHECK: asks the mode that runs whether it answers. Imports nothing heavy: it runs every 30 s for ever."""
+"""HEALTHCHECK: asks the mode that runs whether it answers. Imports nothing heavy: it runs every 30
+s for ever."""
 
 import json
 import ssl
@@ -37,10 +38,16 @@ def jupyter(facts: dict[str, str | int]) -> str | None:
 
 
 def ssh(facts: dict[str, str | int]) -> str | None:
-    """sshd listens. Asked of the kernel: a connection that says nothing would be a line in sshd's log each time."""
+    """sshd listens. Asked of the kernel: a connection that says nothing would be a line in sshd's
+    log each time."""
     listening = f":{int(facts['port']):04X}"
     tables = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
-    sockets = (line.split() for table in tables if table.exists() for line in table.read_text().splitlines()[1:])
+    sockets = (
+        line.split()
+        for table in tables
+        if table.exists()
+        for line in table.read_text().splitlines()[1:]
+    )
     if any(fields[1].endswith(listening) and fields[3] == LISTEN for fields in sockets):
         return None
     return f"nothing listens on port {facts['port']}"

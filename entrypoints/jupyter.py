@@ -69,7 +69,11 @@ def prepare(arguments: Sequence[str], environment: dict[str, str], identity: Ide
     write_mode(mode="jupyter", scheme=scheme, port=port, base=f"/{base}/".replace("//", "/"))
     address = f"{scheme}://127.0.0.1:{published_port(environment, 'JUPYTER_PORT', port)}"
     link = f"{address}/{base + '/' if base else ''}{'tree' if arguments[:1] == ['notebook'] else 'lab'}"
-    say(f"Jupyter: {link}?token={made}" if made else f"Jupyter: {link}   (log in with the credential you set)")
+    say(
+        f"Jupyter: {link}?token={made}"
+        if made
+        else f"Jupyter: {link}   (log in with the credential you set)"
+    )
 
 
 def port_of(arguments: Sequence[str]) -> int:
@@ -85,7 +89,8 @@ def port_of(arguments: Sequence[str]) -> int:
 
 
 def tls_texts(environment: Mapping[str, str]) -> dict[str, str]:
-    """Certificate and key named by $JUPYTER_CERTFILE and $JUPYTER_KEYFILE; none where neither is set.
+    """Certificate and key named by $JUPYTER_CERTFILE and $JUPYTER_KEYFILE; none where neither is
+    set.
 
     Raises:
         EntrypointError: only one is set, or a file is missing, unreadable or empty.
@@ -95,7 +100,9 @@ def tls_texts(environment: Mapping[str, str]) -> dict[str, str]:
     if not any(files):
         return {}
     if not all(files):
-        raise EntrypointError("TLS needs both JUPYTER_CERTFILE and JUPYTER_KEYFILE; only one of them is set.")
+        raise EntrypointError(
+            "TLS needs both JUPYTER_CERTFILE and JUPYTER_KEYFILE; only one of them is set."
+        )
     return {
         name.removeprefix("JUPYTER_").lower(): read_secret(Path(file), name)
         for name, file in zip(names, files, strict=True)
@@ -103,9 +110,14 @@ def tls_texts(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def write_config(
-    environment: dict[str, str], identity: Identity, token: str | None, hashed: str | None, certificate: dict[str, str]
+    environment: dict[str, str],
+    identity: Identity,
+    token: str | None,
+    hashed: str | None,
+    certificate: dict[str, str],
 ) -> None:
-    """Hand the credentials over in a file: a variable would be inherited by every kernel and terminal."""
+    """Hand the credentials over in a file: a variable would be inherited by every kernel and
+    terminal."""
     folder = RUN / "jupyter"
     folder.mkdir(mode=0o755, exist_ok=True)
     settings: dict[str, dict[str, str | bool]] = {
@@ -116,8 +128,16 @@ def write_config(
     if token is not None or hashed is not None:
         settings["IdentityProvider"]["token"] = token or ""
     if hashed is not None:
-        settings["PasswordIdentityProvider"] = {"hashed_password": hashed, "password_required": True}
-    for name, text in certificate.items():  # copies: a key of mode 0600 is root's on the host, and the server is `dev`
+        settings["PasswordIdentityProvider"] = {
+            "hashed_password": hashed,
+            "password_required": True,
+        }
+    for (
+        name,
+        text,
+    ) in (
+        certificate.items()
+    ):  # copies: a key of mode 0600 is root's on the host, and the server is `dev`
         settings["ServerApp"][name] = str(write_private(folder / name, text + "\n", identity))
     if identity.uid == 0:
         settings["ServerApp"]["allow_root"] = True

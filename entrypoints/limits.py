@@ -9,7 +9,9 @@ from entrypoints.errors import warn
 
 CGROUP = Path("/sys/fs/cgroup")
 SHM = Path("/dev/shm")
-SHM_NEEDED = 1 << 30  # bytes; Docker's 64 MB kills DataLoader workers with "Bus error" (pytorch#5040)
+SHM_NEEDED = (
+    1 << 30
+)  # bytes; Docker's 64 MB kills DataLoader workers with "Bus error" (pytorch#5040)
 
 
 def _read(path: Path) -> str:
@@ -20,11 +22,15 @@ def _read(path: Path) -> str:
 
 
 def cpu_quota(cgroup: Path = CGROUP) -> float | None:
-    """CPUs the cgroup lets us use (`docker run --cpus`), or None where there is no quota. cgroup v2, else v1."""
+    """CPUs the cgroup lets us use (`docker run --cpus`), or None where there is no quota. cgroup
+    v2, else v1."""
     fields = _read(cgroup / "cpu.max").split()
     if len(fields) != 2:
         v1 = cgroup / "cpu"
-        fields = [_read(v1 / "cpu.cfs_quota_us") or "-1", _read(v1 / "cpu.cfs_period_us") or "100000"]
+        fields = [
+            _read(v1 / "cpu.cfs_quota_us") or "-1",
+            _read(v1 / "cpu.cfs_period_us") or "100000",
+        ]
     quota, period = fields
     if quota == "max" or int(quota) <= 0:
         return None
@@ -32,7 +38,8 @@ def cpu_quota(cgroup: Path = CGROUP) -> float | None:
 
 
 def memory_limit(cgroup: Path = CGROUP) -> int | None:
-    """Bytes of memory the cgroup lets us use, or None where there is no limit. cgroup v2, else v1."""
+    """Bytes of memory the cgroup lets us use, or None where there is no limit. cgroup v2, else
+    v1."""
     text = _read(cgroup / "memory.max") or _read(cgroup / "memory" / "memory.limit_in_bytes")
     if not text or text == "max":
         return None
@@ -47,16 +54,19 @@ def usable_cpus(cgroup: Path = CGROUP) -> int:
 
 
 def limit_threads(environment: MutableMapping[str, str]) -> None:
-    """Set OMP_NUM_THREADS (which MKL, OpenBLAS and torch follow) to the quota, unless the user has set it.
+    """Set OMP_NUM_THREADS (which MKL, OpenBLAS and torch follow) to the quota, unless the user has
+    set it.
 
-    Libraries count the host's cores; 64 threads on a quota of 4 CPUs run many times slower (ollama#17916).
+    Libraries count the host's cores; 64 threads on a quota of 4 CPUs run many times slower
+    (ollama#17916).
     """
     if cpu_quota() is not None:
         environment.setdefault("OMP_NUM_THREADS", str(usable_cpus()))
 
 
 def raise_open_files() -> None:
-    """Raise the soft limit of open files to the hard one: Docker 29 starts with 1024, too few for data loaders."""
+    """Raise the soft limit of open files to the hard one: Docker 29 starts with 1024, too few for
+    data loaders."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 

@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
-RUN = Path("/run/pytorch-cuda")  # this start's state; gone with the container, a tmpfs when the root is read-only
+RUN = Path(
+    "/run/pytorch-cuda"
+)  # this start's state; gone with the container, a tmpfs when the root is read-only
 STATE = Path("/var/lib/pytorch-cuda")  # what must outlive the container: ssh host keys
 WORKSPACE = Path("/workspace")
 HOME = Path("/home/dev")

@@ -34,7 +34,8 @@ def require_free_port(port: int, what: str) -> None:
     """See that the port can be listened on.
 
     Raises:
-        EntrypointError: it is no port; or another program has it (with `--network host`, one of the host), or it is
+        EntrypointError: it is no port; or another program has it (with `--network host`, one of the
+        host), or it is
             reserved for root.
     """
     if not 0 < port < 1 << 16:
@@ -58,12 +59,14 @@ def become_program(command: Sequence[str], environment: Mapping[str, str]) -> No
     """Replace this process by the program: signals and exit codes are the program's own.
 
     Raises:
-        EntrypointError: there is no such program (exit code 127), or it can't be run (126), as in a shell.
+        EntrypointError: there is no such program (exit code 127), or it can't be run (126), as in a
+        shell.
     """
     program = shutil.which(command[0], path=environment.get("PATH", os.defpath))
     if program is None:
         raise EntrypointError(
-            f"{command[0]!r} is neither a mode of this image (jupyter, ssh, train, doctor) nor a program in it.", 127
+            f"{command[0]!r} is neither a mode of this image (jupyter, ssh, train, doctor) nor a program in it.",
+            127,
         )
     try:
         os.execve(program, list(command), dict(environment))

@@ -26,8 +26,15 @@ def is_sshd(word: str) -> bool:
 def port_of(arguments: Sequence[str], default: int) -> int:
     """The port in sshd's own flags (`-p 22`, `-p22`, `-oPort=22`), else the default."""
     for position, argument in enumerate(arguments):
-        text = argument[2:] or next(iter(arguments[position + 1 :]), "") if argument.startswith("-p") else ""
-        for form in (argument, next(iter(arguments[position + 1 :]), "") if argument == "-o" else ""):
+        text = (
+            argument[2:] or next(iter(arguments[position + 1 :]), "")
+            if argument.startswith("-p")
+            else ""
+        )
+        for form in (
+            argument,
+            next(iter(arguments[position + 1 :]), "") if argument == "-o" else "",
+        ):
             name, equals, value = form.removeprefix("-o").partition("=")
             text = value if equals and name.strip().lower() == "port" else text
         if text.strip().isdecimal():
@@ -41,7 +48,8 @@ def prepare(
     """Settle keys, password, host key and port; return the sshd command to run.
 
     Raises:
-        EntrypointError: a key that is none, no key with SSH_REQUIRE_KEY=1, no place for the host key, a port in use.
+        EntrypointError: a key that is none, no key with SSH_REQUIRE_KEY=1, no place for the host
+        key, a port in use.
     """
     port = port_of(arguments, default_port)
     require_free_port(port, "sshd")
@@ -53,12 +61,20 @@ def prepare(
     password = None if keys or personal_keys(identity) else first_password(environment)
     name_user(identity, hashed(password) if password else "*")
     if os.getuid() == 0:
-        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # sshd's privilege separation; /run may be a fresh tmpfs
-        Path("/run/utmp").touch(mode=0o644)  # who is logged in; without it sshd complains at each logout
+        Path("/run/sshd").mkdir(
+            mode=0o755, exist_ok=True
+        )  # sshd's privilege separation; /run may be a fresh tmpfs
+        Path("/run/utmp").touch(
+            mode=0o644
+        )  # who is logged in; without it sshd complains at each logout
     host_key = ensure_host_key(identity)
     write_mode(mode="ssh", port=port)
     announce(environment, users, port, password, host_key)
-    options = ["-e", "-p", str(port), "-h", str(host_key)] if port == default_port else ["-e", "-h", str(host_key)]
+    options = (
+        ["-e", "-p", str(port), "-h", str(host_key)]
+        if port == default_port
+        else ["-e", "-h", str(host_key)]
+    )
     options += ["-o", f"PasswordAuthentication={'yes' if password else 'no'}"]
     options += ["-o", f"AuthorizedKeysFile={authorized}/%u .ssh/authorized_keys"]
     own = [argument for argument in arguments if argument not in ("-D", "-e")]
@@ -66,7 +82,8 @@ def prepare(
 
 
 def install_keys(folder: Path, keys: Sequence[str], users: Sequence[str]) -> Path:
-    """Put our own copy of the keys where sshd looks: owner and mode of a mount no longer matter (docker-sshd#5)."""
+    """Put our own copy of the keys where sshd looks: owner and mode of a mount no longer matter
+    (docker-sshd#5)."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o755)
     for user in users if keys else ():
@@ -99,19 +116,27 @@ def first_password(environment: Mapping[str, str]) -> str:
 
 
 def hashed(password: str) -> str:
-    """The SHA-512 crypt hash of a password, for shadow(5). It goes through a pipe: arguments can be seen by others."""
+    """The SHA-512 crypt hash of a password, for shadow(5). It goes through a pipe: arguments can be
+    seen by others."""
     command = ["openssl", "passwd", "-6", "-stdin"]
-    return subprocess.run(command, input=password, capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        command, input=password, capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 def ensure_host_key(identity: Identity) -> Path:
-    """The host key, made at the first start into the volume: one per deployment, and the same after `down` and `up`.
+    """The host key, made at the first start into the volume: one per deployment, and the same after
+    `down` and `up`.
 
     Raises:
         EntrypointError: neither the volume nor the home can be written to.
     """
     shared = STATE / "ssh"
-    folder = shared if os.access(shared, os.W_OK) or os.access(STATE, os.W_OK) else identity.home / PRIVATE
+    folder = (
+        shared
+        if os.access(shared, os.W_OK) or os.access(STATE, os.W_OK)
+        else identity.home / PRIVATE
+    )
     key = folder / "ssh_host_ed25519_key"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -131,14 +156,24 @@ def fingerprint(key: Path) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[1]
 
 
-def announce(environment: Mapping[str, str], users: Sequence[str], port: int, password: str | None, key: Path) -> None:
+def announce(
+    environment: Mapping[str, str], users: Sequence[str], port: int, password: str | None, key: Path
+) -> None:
     """Print how to log in, and a block for the client's ~/.ssh/config."""
     published = published_port(environment, "SSH_PORT", port)
-    say(f"ssh: ssh -p {published} {users[0]}@127.0.0.1" + ("   (or root@127.0.0.1)" if len(users) > 1 else ""))
+    say(
+        f"ssh: ssh -p {published} {users[0]}@127.0.0.1"
+        + ("   (or root@127.0.0.1)" if len(users) > 1 else "")
+    )
     say(f"ssh: host key {fingerprint(key)} (ED25519)")
     if password:
         say(f"ssh: no public key was given; one-time password: {password}")
         say('ssh: with a key, passwords are off: SSH_PUBLIC_KEY="$(cat ~/.ssh/id_ed25519.pub)"')
     say("ssh: for ~/.ssh/config (VS Code Remote-SSH, rsync, scp):")
-    for line in ("Host pytorch-cuda", "    HostName 127.0.0.1", f"    Port {published}", f"    User {users[0]}"):
+    for line in (
+        "Host pytorch-cuda",
+        "    HostName 127.0.0.1",
+        f"    Port {published}",
+        f"    User {users[0]}",
+    ):
         say(line)

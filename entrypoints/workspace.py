@@ -14,7 +14,9 @@ def check_writable(identity: Identity, required: bool) -> None:
         EntrypointError: it is mounted read-only, and the mode needs to write there (`required`).
     """
     folder = mounted_workspace(mounts())
-    if folder is None or (folder != WORKSPACE and is_read_only(folder)):  # data mounted below: the rest is ours
+    if folder is None or (
+        folder != WORKSPACE and is_read_only(folder)
+    ):  # data mounted below: the rest is ours
         if identity.uid not in (0, WORKSPACE.stat().st_uid):
             warn(
                 f"{WORKSPACE} is the image's own copy, and uid {identity.uid} may not write there; "
@@ -24,7 +26,9 @@ def check_writable(identity: Identity, required: bool) -> None:
     if is_read_only(folder):
         message = f"{folder} is mounted read-only"
         if required:
-            raise EntrypointError(f"{message}, but runs, notebooks and checkpoints are written there; drop `:ro`.")
+            raise EntrypointError(
+                f"{message}, but runs, notebooks and checkpoints are written there; drop `:ro`."
+            )
         warn(f"{message}: programs can read, but not write there.")
     elif not may_write(folder, identity):
         owner = folder.stat()

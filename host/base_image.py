@@ -1,6 +1,8 @@
-"""Have the base image: pull it, or where no registry can be reached make an equivalent one from the Debian mirror.
+"""Have the base image: pull it, or where no registry can be reached make an equivalent one from the
+Debian mirror.
 
-python3 -m host.base_image       prints nothing; afterwards `docker image inspect debian:trixie-slim` works
+python3 -m host.base_image       prints nothing; afterwards `docker image inspect
+debian:trixie-slim` works
 """
 
 import shutil
@@ -13,8 +15,15 @@ from host.errors import HostError
 from host.shell import output, say
 
 BASE_IMAGE = f"debian:{RELEASE}-slim"
-# What the -slim images on the registry leave out, too. dpkg keeps the rule for packages installed later.
-LEFT_OUT = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/info/*", "/usr/share/locale/*", "/usr/share/lintian/*")
+# What the -slim images on the registry leave out, too. dpkg keeps the rule for packages installed
+# later.
+LEFT_OUT = (
+    "/usr/share/doc/*",
+    "/usr/share/man/*",
+    "/usr/share/info/*",
+    "/usr/share/locale/*",
+    "/usr/share/lintian/*",
+)
 KEPT = "/usr/share/doc/*/copyright"  # licences travel with the binaries
 
 
@@ -38,20 +47,33 @@ def ensure_base_image(client: str) -> None:
 
 
 def make_base_image(client: str) -> None:
-    """Make the base from the host's Debian mirror with mmdebstrap, piped straight into `docker import`."""
+    """Make the base from the host's Debian mirror with mmdebstrap, piped straight into `docker
+    import`."""
     say(f"no registry can be reached: making {BASE_IMAGE} from the Debian mirror")
     if shutil.which("mmdebstrap") is None:
         apt_update()
         apt_install(["mmdebstrap"])
-    bootstrap = subprocess.Popen(mmdebstrap_command(debian_mirror()), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    labels = ["--change", 'CMD ["bash"]', "--change", "LABEL org.opencontainers.image.title=debian-from-mirror"]
+    bootstrap = subprocess.Popen(
+        mmdebstrap_command(debian_mirror()), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    labels = [
+        "--change",
+        'CMD ["bash"]',
+        "--change",
+        "LABEL org.opencontainers.image.title=debian-from-mirror",
+    ]
     imported = subprocess.run(
-        [client, "import", *labels, "-", BASE_IMAGE], stdin=bootstrap.stdout, stdout=subprocess.DEVNULL, check=False
+        [client, "import", *labels, "-", BASE_IMAGE],
+        stdin=bootstrap.stdout,
+        stdout=subprocess.DEVNULL,
+        check=False,
     )
     _, messages = bootstrap.communicate()
     if bootstrap.returncode or imported.returncode:
         subprocess.run([client, "image", "rm", BASE_IMAGE], check=False, capture_output=True)
-        raise HostError(f"mmdebstrap could not make the base image:\n{messages.decode(errors='replace')[-2000:]}")
+        raise HostError(
+            f"mmdebstrap could not make the base image:\n{messages.decode(errors='replace')[-2000:]}"
+        )
 
 
 def mmdebstrap_command(mirror: str) -> list[str]:

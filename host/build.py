@@ -1,4 +1,5 @@
-"""Build the image with what this host needs for it: the base image, and the certificates of a proxy that inspects TLS.
+"""Build the image with what this host needs for it: the base image, and the certificates of a proxy
+that inspects TLS.
 
 python3 -m host.build [--target test] [docker buildx build options…]
 """
@@ -15,18 +16,26 @@ from host.shell import run, say
 IMAGE = os.environ.get("IMAGE", "pytorch-cuda:v2.6")
 TEST_IMAGE = f"{IMAGE}-test"
 ROOT = Path(__file__).resolve().parent.parent
-EXTRA_AUTHORITIES = (Path("/usr/local/share/ca-certificates"), Path("/etc/pki/ca-trust/source/anchors"))
+EXTRA_AUTHORITIES = (
+    Path("/usr/local/share/ca-certificates"),
+    Path("/etc/pki/ca-trust/source/anchors"),
+)
 BUNDLES = (Path("/etc/ssl/certs/ca-certificates.crt"), Path("/etc/pki/tls/certs/ca-bundle.crt"))
 
 
 def build_secrets() -> list[str]:
     """Options that pass what the build may use but the image must not keep.
 
-    `ca_certificates`: all authorities this host trusts, if it trusts one of its own (a proxy that inspects TLS).
-    `index_url`: the package index in $PIP_INDEX_URL, which may hold a password.
+    `ca_certificates`: all authorities this host trusts, if it trusts one of its own (a proxy that
+    inspects TLS). `index_url`: the package index in $PIP_INDEX_URL, which may hold a password.
     """
     options: list[str] = []
-    if any(path.is_file() for folder in EXTRA_AUTHORITIES if folder.is_dir() for path in folder.rglob("*")):
+    if any(
+        path.is_file()
+        for folder in EXTRA_AUTHORITIES
+        if folder.is_dir()
+        for path in folder.rglob("*")
+    ):
         bundle = next((path for path in BUNDLES if path.exists()), None)
         if bundle:
             options.append(f"--secret=id=ca_certificates,src={bundle}")

@@ -19,15 +19,26 @@ from host.shell import output, say
 STATE = Path("/run/pytorch-cuda-engine")  # where our own dockerd leaves its process id and log
 PID_FILE = STATE / "dockerd.pid"
 LOG_FILE = STATE / "dockerd.log"
-NEWER = ("docker.io", "docker-cli", "docker-compose", "docker-buildx", "containerd")  # from trixie; need libc >= 2.34
-OWN = ("runc", "tini", "iptables")  # from the host's release: trixie's builds of these want a newer libc or kernel
+NEWER = (
+    "docker.io",
+    "docker-cli",
+    "docker-compose",
+    "docker-buildx",
+    "containerd",
+)  # from trixie; need libc >= 2.34
+OWN = (
+    "runc",
+    "tini",
+    "iptables",
+)  # from the host's release: trixie's builds of these want a newer libc or kernel
 UBUNTU = ("docker.io", "docker-compose-v2", "docker-buildx")
 
 
 def find_client() -> str | None:
     """The first `docker` on PATH (then Debian's own) that has the compose and buildx plugins.
 
-    A client installed beside Debian's looks for plugins in other folders, so being first on PATH is not enough.
+    A client installed beside Debian's looks for plugins in other folders, so being first on PATH is
+    not enough.
     """
     folders = [*os.environ.get("PATH", "").split(os.pathsep), "/usr/bin"]
     for folder in dict.fromkeys(folders):
@@ -66,11 +77,14 @@ def require_root_on_debian() -> None:
         raise HostError(f"No Docker engine answers on this host. {needed}")
     if os.geteuid() != 0:
         who = "is in the group docker, or run this as root: then Docker is installed from the distribution's packages"
-        raise HostError(f"No Docker engine answers. {needed} If one does run, see that your user {who}.")
+        raise HostError(
+            f"No Docker engine answers. {needed} If one does run, see that your user {who}."
+        )
 
 
 def install() -> str:
-    """Install engine, Compose and buildx from the distribution's packages, and return the client's path."""
+    """Install engine, Compose and buildx from the distribution's packages, and return the client's
+    path."""
     release = os_release()
     say("no Docker engine here: installing it from the distribution's packages")
     if release["ID"] == "ubuntu":
@@ -80,15 +94,20 @@ def install() -> str:
         own = release["VERSION_CODENAME"]
         with keep_services_stopped(), two_releases(own) as options:
             apt_update(options)
-            apt_install([*(f"{name}/trixie" for name in NEWER), *(f"{name}/{own}" for name in OWN)], options)
+            apt_install(
+                [*(f"{name}/trixie" for name in NEWER), *(f"{name}/{own}" for name in OWN)], options
+            )
     client = find_client()
     if client is None:
-        raise HostError("Docker was installed, but its client finds no compose and buildx plugin; see `docker info`.")
+        raise HostError(
+            "Docker was installed, but its client finds no compose and buildx plugin; see `docker info`."
+        )
     return client
 
 
 class keep_services_stopped:
-    """policy-rc.d(8) that forbids package scripts to start services: the engine is started by us, once, and with a log.
+    """policy-rc.d(8) that forbids package scripts to start services: the engine is started by us,
+    once, and with a log.
 
     Without an init system `invoke-rc.d` would fail the installation.
     """
@@ -115,16 +134,24 @@ def start(client: str, wait_s: float = 60) -> None:
         say(f"starting dockerd; its log is {LOG_FILE}")
         with LOG_FILE.open("ab") as log:
             daemon = subprocess.Popen(
-                ["dockerd"], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                ["dockerd"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
         PID_FILE.write_text(f"{daemon.pid}\n")
     deadline = time.monotonic() + wait_s
     while not answers(client):
         if time.monotonic() > deadline:
             tail = (
-                "\n".join(LOG_FILE.read_text().splitlines()[-15:]) if LOG_FILE.exists() else "see journalctl -u docker"
+                "\n".join(LOG_FILE.read_text().splitlines()[-15:])
+                if LOG_FILE.exists()
+                else "see journalctl -u docker"
             )
-            raise HostError(f"dockerd did not answer within {wait_s:.0f} s. The end of its log:\n{tail}")
+            raise HostError(
+                f"dockerd did not answer within {wait_s:.0f} s. The end of its log:\n{tail}"
+            )
         time.sleep(0.2)
 
 
@@ -134,9 +161,15 @@ def stop() -> None:
         return
     pid = int(PID_FILE.read_text())
     PID_FILE.unlink()
-    if Path(f"/proc/{pid}/comm").exists() and Path(f"/proc/{pid}/comm").read_text().strip() == "dockerd":
+    if (
+        Path(f"/proc/{pid}/comm").exists()
+        and Path(f"/proc/{pid}/comm").read_text().strip() == "dockerd"
+    ):
         os.kill(pid, signal.SIGTERM)
-        while Path(f"/proc/{pid}/stat").exists() and Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z":
+        while (
+            Path(f"/proc/{pid}/stat").exists()
+            and Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+        ):
             time.sleep(0.1)
 
 

@@ -2,4 +2,5 @@
 
 
 class HostError(Exception):
-    """What was found, what is needed and what to do, in one or two sentences. The command ends with exit code 1."""
+    """What was found, what is needed and what to do, in one or two sentences. The command ends with
+    exit code 1."""

@@ -21,15 +21,20 @@ def run(command: Sequence[str]) -> None:
     try:
         code = subprocess.run(command, check=False).returncode
     except FileNotFoundError as error:
-        raise HostError(f"The program {command[0]!r} is not installed; install it and run this again.") from error
+        raise HostError(
+            f"The program {command[0]!r} is not installed; install it and run this again."
+        ) from error
     if code:
         raise HostError(f"This command ended with exit code {code}: {' '.join(command)}")
 
 
 def output(command: Sequence[str], timeout_s: float = 60) -> str | None:
-    """Return a program's stripped stdout, or None where it is missing, fails or takes longer than `timeout_s`."""
+    """Return a program's stripped stdout, or None where it is missing, fails or takes longer than
+    `timeout_s`."""
     try:
-        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=timeout_s)
+        done = subprocess.run(
+            command, check=False, capture_output=True, text=True, timeout=timeout_s
+        )
     except (FileNotFoundError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

@@ -1,7 +1,8 @@
-"""Prove the project on this machine: `make test`. It needs Python and make beforehand, and Docker or apt.
+"""Prove the project on this machine: `make test`. It needs Python and make beforehand, and Docker
+or apt.
 
-It finds or brings up a Docker engine, builds the image, runs every test against it, and stops only what it started.
-What stands behind `python3 -m host.test` (make test ARGS="…") goes to pytest.
+It finds or brings up a Docker engine, builds the image, runs every test against it, and stops only
+what it started. What stands behind `python3 -m host.test` (make test ARGS="…") goes to pytest.
 """
 
 import os
@@ -22,7 +23,8 @@ LOCK = ROOT / "requirements" / "host-tests.lock"
 ENVIRONMENT = ROOT / ".build" / "tests"
 TRAINING = "tests/training"
 INSIDE = "/opt/tests"  # where the package's tests and pytest's settings are seen in the image
-# What the tests drive for real, as Debian calls it: the program looked for, and the package that brings it.
+# What the tests drive for real, as Debian calls it: the program looked for, and the package that
+# brings it.
 PROGRAMS = {
     "/usr/bin/chromium": "chromium",
     "ssh": "openssh-client",
@@ -38,7 +40,8 @@ PROGRAMS = {
 
 
 def install_programs() -> None:
-    """Install the programs the tests drive, where this may be done; otherwise say which are missing.
+    """Install the programs the tests drive, where this may be done; otherwise say which are
+    missing.
 
     Raises:
         HostError: some are missing, and this is not a Debian or Ubuntu where we are root.
@@ -49,7 +52,9 @@ def install_programs() -> None:
     if not missing:
         return
     if os_release().get("ID") not in ("debian", "ubuntu") or os.geteuid() != 0:
-        raise HostError(f"The tests need these programs; install them and run this again: {', '.join(missing)}")
+        raise HostError(
+            f"The tests need these programs; install them and run this again: {', '.join(missing)}"
+        )
     say(f"installing from the distribution's packages: {', '.join(missing)}")
     apt_update()
     apt_install(missing)
@@ -57,11 +62,17 @@ def install_programs() -> None:
 
 def has_ensurepip() -> bool:
     """Whether this Python can make virtual environments (Debian packs that apart)."""
-    return subprocess.run([sys.executable, "-c", "import ensurepip"], capture_output=True, check=False).returncode == 0
+    return (
+        subprocess.run(
+            [sys.executable, "-c", "import ensurepip"], capture_output=True, check=False
+        ).returncode
+        == 0
+    )
 
 
 def test_python() -> Path:
-    """The Python of the tests' own virtual environment, made from the hash lock when the lock is newer."""
+    """The Python of the tests' own virtual environment, made from the hash lock when the lock is
+    newer."""
     python = ENVIRONMENT / "bin" / "python"
     stamp = ENVIRONMENT / "lock"
     if not (stamp.exists() and stamp.read_bytes() == LOCK.read_bytes()):
@@ -83,13 +94,25 @@ def test_python() -> Path:
 
 
 def suites(client: str, python: Path, arguments: list[str]) -> dict[str, list[str]]:
-    """The commands of the tests of the package, which run inside the image, and of those on the host.
+    """The commands of the tests of the package, which run inside the image, and of those on the
+    host.
 
     `arguments` are pytest's. If they name files, a suite that has none of them is left out.
     """
     gpu = ["--gpus=all"] if os.environ.get("REQUIRE_GPU") == "1" else []
-    sources = [f"--volume={ROOT}/{name}:{INSIDE}/{name}:ro" for name in ("pyproject.toml", TRAINING)]
-    inside = [client, "run", "--rm", *gpu, "--env=REQUIRE_GPU", "--shm-size=1g", f"--workdir={INSIDE}", *sources]
+    sources = [
+        f"--volume={ROOT}/{name}:{INSIDE}/{name}:ro" for name in ("pyproject.toml", TRAINING)
+    ]
+    inside = [
+        client,
+        "run",
+        "--rm",
+        *gpu,
+        "--env=REQUIRE_GPU",
+        "--shm-size=1g",
+        f"--workdir={INSIDE}",
+        *sources,
+    ]
     options = [argument for argument in arguments if not argument.startswith("tests/")]
     files = [argument for argument in arguments if argument.startswith("tests/")]
     training = [name for name in files if name.startswith(TRAINING)]
@@ -97,7 +120,13 @@ def suites(client: str, python: Path, arguments: list[str]) -> dict[str, list[st
     pytest = ["python", "-m", "pytest", "-p", "no:cacheprovider", f"--confcutdir={TRAINING}"]
     found = {}
     if training or not files:
-        found["tests/training, in the image"] = [*inside, TEST_IMAGE, *pytest, *options, *(training or [TRAINING])]
+        found["tests/training, in the image"] = [
+            *inside,
+            TEST_IMAGE,
+            *pytest,
+            *options,
+            *(training or [TRAINING]),
+        ]
     if on_host or not files:
         command = [str(python), "-m", "pytest", f"--ignore={TRAINING}", *options]
         found["tests, on the host"] = [*command, *on_host]
@@ -111,7 +140,9 @@ def run_suites(client: str, python: Path, arguments: list[str]) -> list[str]:
         say(name)
         begin = time.monotonic()
         code = subprocess.run(command, cwd=ROOT, check=False, stdin=subprocess.DEVNULL).returncode
-        say(f"{name}: {'passed' if code == 0 else f'FAILED (exit code {code})'} in {time.monotonic() - begin:.0f} s")
+        say(
+            f"{name}: {'passed' if code == 0 else f'FAILED (exit code {code})'} in {time.monotonic() - begin:.0f} s"
+        )
         failed += [name] if code else []
     return failed
 
@@ -133,7 +164,9 @@ def main(arguments: list[str]) -> int:
         if not engine_was_ours:
             stop()
     if failed:
-        print(f"failed: {'; '.join(failed)}. The lines above say what; skipped tests are listed with their reason.")
+        print(
+            f"failed: {'; '.join(failed)}. The lines above say what; skipped tests are listed with their reason."
+        )
         return 1
     say("all passed; what was skipped is listed above with its reason (SKIPPED)")
     return 0

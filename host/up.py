@@ -2,7 +2,8 @@
 
 python3 -m host.up jupyter|ssh|train [arguments of `amptrain train`…]
 
-It has an engine and the image, finds out which accelerator there is, and hands over to Docker Compose.
+It has an engine and the image, finds out which accelerator there is, and hands over to Docker
+Compose.
 """
 
 import errno
@@ -25,7 +26,9 @@ DEV = "1000:1000"  # `dev` in the image
 def is_set(variable: str) -> bool:
     """Whether the user chose a value, in the environment or in .env."""
     file = ROOT / ".env"
-    in_file = file.exists() and re.search(rf"^\s*(export\s+)?{variable}=\S", file.read_text(), re.MULTILINE)
+    in_file = file.exists() and re.search(
+        rf"^\s*(export\s+)?{variable}=\S", file.read_text(), re.MULTILINE
+    )
     return bool(os.environ.get(variable) or in_file)
 
 
@@ -34,15 +37,18 @@ def choose_accelerator(client: str) -> None:
     if is_set("ACCELERATOR"):
         return
     found = find_accelerator(client)
-    say(f"ACCELERATOR={found.name}: {found.why}. For `docker compose` without make, put that into .env.")
+    say(
+        f"ACCELERATOR={found.name}: {found.why}. For `docker compose` without make, put that into .env."
+    )
     os.environ["ACCELERATOR"] = found.name
 
 
 def give_workspace() -> None:
-    """In a clone made by root, give workspace/ to the container's own user, who could not write there otherwise.
+    """In a clone made by root, give workspace/ to the container's own user, who could not write
+    there otherwise.
 
-    Programs in the container run as the owner of the workspace, but never as root. A WORKSPACE, PUID or owner that the
-    user chose stays.
+    Programs in the container run as the owner of the workspace, but never as root. A WORKSPACE,
+    PUID or owner that the user chose stays.
     """
     folder = ROOT / "workspace"
     if os.geteuid() != 0 or folder.stat().st_uid != 0 or is_set("WORKSPACE") or is_set("PUID"):
@@ -54,7 +60,8 @@ def give_workspace() -> None:
 def require_free_ports(client: str, service: str) -> None:
     """See that nothing else listens where `service` is to be published.
 
-    Docker says so as well, but with five lines around it, after it has made the container, and without the way out.
+    Docker says so as well, but with five lines around it, after it has made the container, and
+    without the way out.
 
     Raises:
         HostError: a port is taken; names the variable that moves it.
@@ -74,10 +81,13 @@ def require_free_ports(client: str, service: str) -> None:
 
 
 def is_free(address: str, port: int) -> bool:
-    """Whether `port` can be listened on at `address`; what we may not even try (another machine's address) counts."""
+    """Whether `port` can be listened on at `address`; what we may not even try (another machine's
+    address) counts."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a connection that just ended doesn't hold it
+        probe.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # a connection that just ended doesn't hold it
         try:
             probe.bind((address, port))
         except OSError as error:
@@ -86,7 +96,8 @@ def is_free(address: str, port: int) -> bool:
 
 
 def compose_command(service: str, arguments: list[str]) -> list[str]:
-    """What stands behind `docker`: services stay in the foreground, training runs once and is removed."""
+    """What stands behind `docker`: services stay in the foreground, training runs once and is
+    removed."""
     start = ["run", "--rm", service, *arguments] if service == "train" else ["up", service]
     return ["compose", "--project-directory", str(ROOT), *start]
 
@@ -111,7 +122,9 @@ def main(arguments: list[str]) -> int:
     service, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
     try:
         if service not in SERVICES or (rest and service != "train"):
-            raise HostError(f"Say one of {', '.join(SERVICES)}; only train takes more words, and passes them on.")
+            raise HostError(
+                f"Say one of {', '.join(SERVICES)}; only train takes more words, and passes them on."
+            )
         up(service, rest)
     except HostError as error:
         print(f"error: {error}", file=sys.stderr)

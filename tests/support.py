@@ -1,4 +1,5 @@
-"""What the tests share: containers started for one test, waiting without guessing, and ports that are free."""
+"""What the tests share: containers started for one test, waiting without guessing, and ports that
+are free."""
 
 import os
 import re
@@ -34,10 +35,15 @@ TROUBLE = re.compile(r"\b(warn(ing)?|error|critical|fatal|traceback|exception)\b
 CLIENT = require_engine()
 
 
-def docker(*arguments: str, check: bool = True, timeout_s: float = 300, text_input: str | None = None) -> str:
-    """Run the Docker client and return its stdout; stderr is in the assertion's message when it fails."""
+def docker(
+    *arguments: str, check: bool = True, timeout_s: float = 300, text_input: str | None = None
+) -> str:
+    """Run the Docker client and return its stdout; stderr is in the assertion's message when it
+    fails."""
     done = docker_process(*arguments, timeout_s=timeout_s, text_input=text_input)
-    assert not check or done.returncode == 0, f"docker {' '.join(arguments)}\n{done.stdout}\n{done.stderr}"
+    assert not check or done.returncode == 0, (
+        f"docker {' '.join(arguments)}\n{done.stdout}\n{done.stderr}"
+    )
     return done.stdout
 
 
@@ -56,8 +62,11 @@ def docker_process(
     )
 
 
-def wait_until(probe: Callable[[], Result], what: str, timeout_s: float = 60, every_s: float = 0.1) -> Result:
-    """Call `probe` until it gives something true, and return that; fail with `what` after `timeout_s`."""
+def wait_until(
+    probe: Callable[[], Result], what: str, timeout_s: float = 60, every_s: float = 0.1
+) -> Result:
+    """Call `probe` until it gives something true, and return that; fail with `what` after
+    `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while True:
         result = probe()
@@ -76,14 +85,20 @@ def free_port() -> int:
 
 @dataclass
 class Container:
-    """One container that a test started. `announced` are the patterns of warnings and errors the test expects."""
+    """One container that a test started. `announced` are the patterns of warnings and errors the
+    test expects."""
 
     name: str
     announced: list[str] = field(default_factory=list)
 
-    def execute(self, *command: str, user: str | None = None, check: bool = True, stdin: str | None = None) -> str:
+    def execute(
+        self, *command: str, user: str | None = None, check: bool = True, stdin: str | None = None
+    ) -> str:
         """`docker exec` a program and return its stdout."""
-        options = [*(["--user", user] if user else []), *(["--interactive"] if stdin is not None else [])]
+        options = [
+            *(["--user", user] if user else []),
+            *(["--interactive"] if stdin is not None else []),
+        ]
         return docker("exec", *options, self.name, *command, check=check, text_input=stdin)
 
     def log(self) -> str:
@@ -92,11 +107,14 @@ class Container:
         return done.stdout + done.stderr
 
     def wait_for_log(self, pattern: str, timeout_s: float = 60) -> re.Match[str]:
-        """Wait until its log has a match of `pattern`; the log is in the message when it never comes or it ends."""
+        """Wait until its log has a match of `pattern`; the log is in the message when it never
+        comes or it ends."""
 
         def probe() -> re.Match[str] | None:
             found = re.search(pattern, self.log(), re.MULTILINE)
-            assert found or self.is_running() or re.search(pattern, self.log()), f"it ended:\n{self.log()}"
+            assert found or self.is_running() or re.search(pattern, self.log()), (
+                f"it ended:\n{self.log()}"
+            )
             return found
 
         return wait_until(probe, f"{pattern!r} in the log of {self.name}", timeout_s)
@@ -110,7 +128,8 @@ class Container:
         return int(docker("wait", self.name, timeout_s=timeout_s))
 
     def stop(self) -> float:
-        """`docker stop`; the seconds it took (for benchmarks: tests assert the exit code, not the time)."""
+        """`docker stop`; the seconds it took (for benchmarks: tests assert the exit code, not the
+        time)."""
         begin = time.monotonic()
         docker("stop", self.name)
         return time.monotonic() - begin
@@ -128,7 +147,8 @@ class Container:
         return [
             line
             for line in self.log().splitlines()
-            if TROUBLE.search(line) and not any(re.search(pattern, line) for pattern in self.announced)
+            if TROUBLE.search(line)
+            and not any(re.search(pattern, line) for pattern in self.announced)
         ]
 
 
@@ -139,16 +159,20 @@ def started(
     image: str = IMAGE,
     announced: Sequence[str] = (),
 ) -> Iterator[Container]:
-    """Run a container in the background for the length of a `with` block, then see that its log holds no surprise.
+    """Run a container in the background for the length of a `with` block, then see that its log
+    holds no surprise.
 
-    `options` stand before the image, `command` behind it. The container is removed at the end, also after a failure.
+    `options` stand before the image, `command` behind it. The container is removed at the end, also
+    after a failure.
     """
     name = f"test-{uuid.uuid4().hex[:12]}"
     container = Container(name, list(announced))
     try:
         docker("run", "--detach", "--name", name, *options, image, *command)
         yield container
-        assert not container.unannounced_trouble(), f"{container.unannounced_trouble()}\n--- log ---\n{container.log()}"
+        assert not container.unannounced_trouble(), (
+            f"{container.unannounced_trouble()}\n--- log ---\n{container.log()}"
+        )
     finally:
         docker("rm", "--force", "--volumes", name, check=False)
 

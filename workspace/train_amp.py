@@ -1,11 +1,12 @@
 """Train a classifier with automatic mixed precision.
 
-    python train_amp.py                                          digits on whatever is there, in some seconds
-    python train_amp.py --data imagefolder:/data/imagenet --model resnet50 --precision bf16
-    torchrun --nproc-per-node=4 train_amp.py --batch-size 1024   one process for each GPU
+    python train_amp.py                                          digits on whatever is there, in
+    some seconds python train_amp.py --data imagefolder:/data/imagenet --model resnet50 --precision
+    bf16 torchrun --nproc-per-node=4 train_amp.py --batch-size 1024   one process for each GPU
 
-The same command continues a run that was interrupted. `python train_amp.py --help` tells all flags. What happens is in
-the package amptrain; its train.py is the loop, its step.py the mixed-precision step.
+The same command continues a run that was interrupted. `python train_amp.py --help` tells all flags.
+What happens is in the package amptrain; its train.py is the loop, its step.py the mixed-precision
+step.
 """
 
 import sys

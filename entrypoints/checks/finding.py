@@ -9,7 +9,8 @@ SEVERITIES: tuple[Severity, ...] = ("ok", "note", "warning", "error")  # from be
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report. ok: in order; note: good to know; warning: works less well; error: will not work."""
+    """One line of the report. ok: in order; note: good to know; warning: works less well; error:
+    will not work."""
 
     check: str
     severity: Severity

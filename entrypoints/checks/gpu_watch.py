@@ -1,8 +1,9 @@
 """Which GPUs the container started with, and whether they are all still there.
 
-A `systemctl daemon-reload` on the host can take the device rules away from a running container: the nodes stay, and
-to open them fails from then on (nvidia-container-toolkit#48). Nothing here opens a GPU or wakes one: it is asked every
-30 s for ever. access(2) follows the cgroup's device rules, and a GPU off the bus reads as ones in its PCI header.
+A `systemctl daemon-reload` on the host can take the device rules away from a running container: the
+nodes stay, and to open them fails from then on (nvidia-container-toolkit#48). Nothing here opens a
+GPU or wakes one: it is asked every 30 s for ever. access(2) follows the cgroup's device rules, and
+a GPU off the bus reads as ones in its PCI header.
 """
 
 import json
@@ -39,7 +40,8 @@ def usable(node: Path) -> bool:
 
 
 def mode_allows(node: Path) -> bool:
-    """Whether the mode alone lets this process read and write: if so and it still can't, the cgroup forbids it."""
+    """Whether the mode alone lets this process read and write: if so and it still can't, the cgroup
+    forbids it."""
     status = node.stat()
     if os.getuid() in (0, status.st_uid):
         return os.getuid() == 0 or status.st_mode & 0o600 == 0o600
@@ -66,8 +68,11 @@ def buses(driver: Path = DRIVER) -> dict[str, str]:
     return found
 
 
-def record_gpus(record: Path = RECORD, dev: Path = Path("/dev"), driver: Path = DRIVER, pci: Path = PCI) -> None:
-    """Write down what can be used now: nodes, and for GPUs whose PCI header can be read here its address."""
+def record_gpus(
+    record: Path = RECORD, dev: Path = Path("/dev"), driver: Path = DRIVER, pci: Path = PCI
+) -> None:
+    """Write down what can be used now: nodes, and for GPUs whose PCI header can be read here its
+    address."""
     addresses = buses(driver)
     seen = {}
     for node in (*gpu_nodes(dev), *control_nodes(dev)):

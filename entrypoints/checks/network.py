@@ -24,20 +24,29 @@ def check(environment: Mapping[str, str]) -> list[Finding]:
 
 
 def gloo(environment: Mapping[str, str]) -> Finding:
-    """The interface gloo uses: GLOO_SOCKET_IFNAME, else the one that has the address of the host's own name."""
+    """The interface gloo uses: GLOO_SOCKET_IFNAME, else the one that has the address of the host's
+    own name."""
     names = [name for _, name in socket.if_nameindex()]
     chosen = [name for name in environment.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
     unknown = [name for name in chosen if name not in names]
     if unknown:
         found = f"GLOO_SOCKET_IFNAME names {', '.join(unknown)}, which is not here"
-        return Finding("network", "error", found, f"one of {', '.join(names)}", "Correct or unset GLOO_SOCKET_IFNAME")
+        return Finding(
+            "network",
+            "error",
+            found,
+            f"one of {', '.join(names)}",
+            "Correct or unset GLOO_SOCKET_IFNAME",
+        )
     if chosen:
         return Finding("network", "ok", f"gloo uses {', '.join(chosen)} (GLOO_SOCKET_IFNAME)")
     host = socket.gethostname()
     try:
         address = socket.getaddrinfo(host, None, proto=socket.IPPROTO_TCP)[0][4][0]
     except OSError as error:
-        found = f"the own name {host} has no address: {error.strerror}; torchrun waits for it in vain"
+        found = (
+            f"the own name {host} has no address: {error.strerror}; torchrun waits for it in vain"
+        )
         do = "docker run --hostname box --add-host box:127.0.0.1; or on one node: torchrun --local-addr 127.0.0.1"
         return Finding("network", "warning", found, "a name that resolves", do)
     found = f"{host} is {address}, gloo uses {interface_of(str(address), names) or 'no interface of this container'}"
@@ -73,7 +82,9 @@ def ports(mode: Path = MODE) -> list[Finding]:
         problem = listens(facts)
         do = "See docker logs; just after the start, wait a second"
         ours = Finding("port", "ok", f"{facts['mode']} listens on {own}")
-        findings.append(Finding("port", "error", problem, f"{facts['mode']} on it", do) if problem else ours)
+        findings.append(
+            Finding("port", "error", problem, f"{facts['mode']} on it", do) if problem else ours
+        )
     for port, what in ((jupyter.PORT, "JupyterLab"), (ssh.PORT, "sshd")):
         if port != own:
             findings.append(free(port, what))
@@ -85,8 +96,6 @@ def free(port: int, what: str) -> Finding:
     try:
         require_free_port(port, what)
     except EntrypointError as error:
-        do = (
-            f"Stop what has it; with --network host that is a program of the host. Or choose: jupyter --port {port + 1}"
-        )
+        do = f"Stop what has it; with --network host that is a program of the host. Or choose: jupyter --port {port + 1}"
         return Finding("port", "warning", str(error), f"port {port} free for {what}", do)
     return Finding("port", "ok", f"{port} is free for {what}")

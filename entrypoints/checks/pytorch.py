@@ -1,4 +1,5 @@
-"""PyTorch itself, asked in a process of its own: version, machine code, the cuDNN it took, and whether CUDA works."""
+"""PyTorch itself, asked in a process of its own: version, machine code, the cuDNN it took, and
+whether CUDA works."""
 
 import json
 import os
@@ -12,7 +13,8 @@ from entrypoints.paths import VENV
 
 PYTHON = VENV / "bin/python"
 TIMEOUT_S = 120
-# cudnn.version() loads a part of cuDNN as a first convolution does, but needs no GPU: whose part it is counts.
+# cudnn.version() loads a part of cuDNN as a first convolution does, but needs no GPU: whose part it
+# is counts.
 QUESTION = """
 import json, warnings
 warnings.simplefilter("ignore")
@@ -61,29 +63,48 @@ def check(facts: dict[str, Any] | str, environment: Mapping[str, str], gpu: bool
     """Findings from torch's answer; `gpu`: whether this container has a GPU's device node."""
     if isinstance(facts, str):
         do = "The image's own torch is in /opt/venv; python -c 'import torch' shows more"
-        return [Finding("torch", "error", f"torch can't be imported: {facts}", "a torch that imports", do)]
+        return [
+            Finding(
+                "torch", "error", f"torch can't be imported: {facts}", "a torch that imports", do
+            )
+        ]
     name = f"torch {facts['torch']}, CUDA {facts['cuda']}"
     findings = []
     if facts["error"]:
         found = f"{name}: a first sum on the GPU fails: {facts['error']}"
         findings.append(
-            Finding("torch", "error", found, "a GPU that computes", "See the findings about gpu and driver")
+            Finding(
+                "torch",
+                "error",
+                found,
+                "a GPU that computes",
+                "See the findings about gpu and driver",
+            )
         )
     elif gpu and not facts["devices"]:
         visible = environment.get("CUDA_VISIBLE_DEVICES")
         why = f"; CUDA_VISIBLE_DEVICES={visible!r}" if visible is not None else ""
-        do = "Unset CUDA_VISIBLE_DEVICES" if visible is not None else "See the findings about gpu, libcuda and driver"
+        do = (
+            "Unset CUDA_VISIBLE_DEVICES"
+            if visible is not None
+            else "See the findings about gpu, libcuda and driver"
+        )
         found = f"{name} sees no GPU, though this container has one{why}"
         findings.append(Finding("torch", "error", found, "torch.cuda.device_count() > 0", do))
     else:
         findings.append(Finding("torch", "ok", f"{name}, GPUs: {facts['devices']}"))
-    return [*findings, *([cudnn(facts["libraries"], facts["cudnn"], environment)] if facts["cudnn"] else [])]
+    return [
+        *findings,
+        *([cudnn(facts["libraries"], facts["cudnn"], environment)] if facts["cudnn"] else []),
+    ]
 
 
 def cudnn(libraries: list[str], version: int, environment: Mapping[str, str]) -> Finding:
-    """cuDNN must come whole from the wheel: parts of two versions fail at the first convolution (pytorch#80637).
+    """cuDNN must come whole from the wheel: parts of two versions fail at the first convolution
+    (pytorch#80637).
 
-    libcudnn.so.9 looks for its parts in LD_LIBRARY_PATH first, so another cuDNN there wins over the wheel's.
+    libcudnn.so.9 looks for its parts in LD_LIBRARY_PATH first, so another cuDNN there wins over the
+    wheel's.
     """
     needed = "the cuDNN beside torch, in site-packages, and no other"
     foreign = [library for library in libraries if "/site-packages/" not in library]
@@ -91,11 +112,18 @@ def cudnn(libraries: list[str], version: int, environment: Mapping[str, str]) ->
         do = "Unset LD_LIBRARY_PATH and LD_PRELOAD"
         return Finding("cudnn", "error", f"torch has loaded {', '.join(foreign)}", needed, do)
     folders = environment.get("LD_LIBRARY_PATH", "").split(os.pathsep)
-    others = [str(file) for folder in folders if folder for file in sorted(Path(folder).glob("libcudnn*.so*"))]
+    others = [
+        str(file)
+        for folder in folders
+        if folder
+        for file in sorted(Path(folder).glob("libcudnn*.so*"))
+    ]
     others = [file for file in others if "/site-packages/" not in file]
     if others:
         found = f"LD_LIBRARY_PATH holds another cuDNN, whose parts win over torch's: {others[0]}"
-        return Finding("cudnn", "error", found, needed, "Unset LD_LIBRARY_PATH, or take that folder out of it")
+        return Finding(
+            "cudnn", "error", found, needed, "Unset LD_LIBRARY_PATH, or take that folder out of it"
+        )
     return Finding("cudnn", "ok", f"cuDNN {version_name(version)}, from site-packages")
 
 

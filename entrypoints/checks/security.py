@@ -14,12 +14,14 @@ from entrypoints.errors import EntrypointError
 from entrypoints.identity import Identity
 from entrypoints.paths import SECRETS
 
-# Inits that wait in sigtimedwait(2): the kernel shows a signal waited for neither as blocked nor as caught.
+# Inits that wait in sigtimedwait(2): the kernel shows a signal waited for neither as blocked nor as
+# caught.
 WAITING = ("tini", "docker-init", "dumb-init")
 
 
 def doors(environment: Mapping[str, str]) -> list[Finding]:
-    """The credentials of the doors, read as at start: before privileges are dropped. No value is told."""
+    """The credentials of the doors, read as at start: before privileges are dropped. No value is
+    told."""
     findings = []
     for name in credentials.VARIABLES:
         try:
@@ -27,16 +29,25 @@ def doors(environment: Mapping[str, str]) -> list[Finding]:
             if name == "SSH_PUBLIC_KEY":
                 given = bool(operator_keys(environment))
         except EntrypointError as error:
-            findings.append(Finding("secrets", "error", str(error), f"{name} or {name}_FILE that can be read"))
+            findings.append(
+                Finding("secrets", "error", str(error), f"{name} or {name}_FILE that can be read")
+            )
             continue
         if given:
             findings.append(Finding("secrets", "ok", f"{name} can be read"))
-    return findings or [Finding("secrets", "ok", "none set for the doors; each makes its own at start")]
+    return findings or [
+        Finding("secrets", "ok", "none set for the doors; each makes its own at start")
+    ]
 
 
-def mounted_secrets(environment: Mapping[str, str], who: Identity, folder: Path = SECRETS) -> list[Finding]:
-    """Mounted secrets that programs can't read. Those of the doors are read as root, and judged by `doors`."""
-    of_doors = {environment.get(f"{name}_FILE") for name in credentials.VARIABLES} | {str(KEYS_SECRET)}
+def mounted_secrets(
+    environment: Mapping[str, str], who: Identity, folder: Path = SECRETS
+) -> list[Finding]:
+    """Mounted secrets that programs can't read. Those of the doors are read as root, and judged by
+    `doors`."""
+    of_doors = {environment.get(f"{name}_FILE") for name in credentials.VARIABLES} | {
+        str(KEYS_SECRET)
+    }
     files = sorted(folder.iterdir()) if folder.is_dir() else []
     closed = [file for file in files if str(file) not in of_doors and not os.access(file, os.R_OK)]
     return [
@@ -52,7 +63,8 @@ def mounted_secrets(environment: Mapping[str, str], who: Identity, folder: Path 
 
 
 def first_process(status: Path = Path("/proc/1/status")) -> Finding:
-    """PID 1 gets no default signal handling from the kernel and inherits all orphans: it must do both itself."""
+    """PID 1 gets no default signal handling from the kernel and inherits all orphans: it must do
+    both itself."""
     lines = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
     name = lines["Name"].strip()
     handled = int(lines["SigCgt"], 16) | int(lines["SigBlk"], 16)
@@ -63,14 +75,21 @@ def first_process(status: Path = Path("/proc/1/status")) -> Finding:
         lacks.append("does not reap, so that dead processes pile up")
     if lacks:
         do = "docker run --init, or keep the image's entrypoint (tini)"
-        return Finding("pid 1", "warning", f"{name} {' and '.join(lacks)}", "an init that forwards and reaps", do)
+        return Finding(
+            "pid 1",
+            "warning",
+            f"{name} {' and '.join(lacks)}",
+            "an init that forwards and reaps",
+            do,
+        )
     return Finding("pid 1", "ok", f"{name} takes SIGTERM and reaps")
 
 
 def reaps(timeout_s: float = 1.0) -> bool:
     """Whether an orphan's entry goes away after its death: one is made and watched.
 
-    A child makes the orphan, tells its pid, and ends. The orphan ends when it sees that it was adopted.
+    A child makes the orphan, tells its pid, and ends. The orphan ends when it sees that it was
+    adopted.
     """
     reader, writer = os.pipe()
     child = os.fork()

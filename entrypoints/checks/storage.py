@@ -1,4 +1,5 @@
-"""The workspace: whose it is, whether one can write there, and whether checkpoints fit and get to the disk."""
+"""The workspace: whose it is, whether one can write there, and whether checkpoints fit and get to
+the disk."""
 
 import os
 import tempfile
@@ -24,7 +25,9 @@ def check(who: Identity, as_root: bool) -> list[Finding]:
     if folder is None:
         do = "-v ./workspace:/workspace (the compose file does)"
         found = f"{WORKSPACE} is the image's own copy: what is made there goes with the container"
-        if os.statvfs(WORKSPACE).f_flag & os.ST_RDONLY or not (as_root or os.access(WORKSPACE, os.W_OK)):
+        if os.statvfs(WORKSPACE).f_flag & os.ST_RDONLY or not (
+            as_root or os.access(WORKSPACE, os.W_OK)
+        ):
             found = f"{WORKSPACE} is the image's own copy, and uid {who.uid} can't write there"
             return [Finding("workspace", "warning", found, "a folder of the host to work in", do)]
         return [Finding("workspace", "note", found, do=do), *disk(WORKSPACE)]
@@ -40,28 +43,45 @@ def owner(folder: Path, who: Identity) -> Finding:
             pass
     except OSError as error:
         if os.statvfs(folder).f_flag & os.ST_RDONLY:
-            found = f"{folder} is mounted read-only; runs, notebooks and checkpoints are written there"
-            return Finding("workspace", "error", found, "a writable mount", "Drop `:ro` from the mount")
+            found = (
+                f"{folder} is mounted read-only; runs, notebooks and checkpoints are written there"
+            )
+            return Finding(
+                "workspace", "error", found, "a writable mount", "Drop `:ro` from the mount"
+            )
         found = f"{mine} (mode {status.st_mode & 0o7777:04o}): {error.strerror}"
         own = 'sudo chown -R "$(id -u):$(id -g)" THE-FOLDER (root: 1000:1000)'
         do = f"On the host: {own}, or start with its owner: -e PUID=… -e PGID=…"
         return Finding("workspace", "error", found, f"a folder that uid {who.uid} may write to", do)
     if status.st_uid != os.getuid():
         do = f"-e PUID={status.st_uid} -e PGID={status.st_gid}" if status.st_uid else ""
-        return Finding("workspace", "note", f"{mine}; it can be written to, with another owner", do=do)
+        return Finding(
+            "workspace", "note", f"{mine}; it can be written to, with another owner", do=do
+        )
     return Finding("workspace", "ok", mine)
 
 
 def disk(folder: Path, slow_s: float = SLOW_S) -> list[Finding]:
-    """Free space, and how long a synced write takes: a checkpoint counts only when it is on the disk."""
+    """Free space, and how long a synced write takes: a checkpoint counts only when it is on the
+    disk."""
     status = os.statvfs(folder)
     free = status.f_bavail * status.f_frsize
     if free < FREE_NEEDED:
         do = "Make room, or let runs go to a larger disk: amptrain train --runs FOLDER"
-        findings = [Finding("disk", "error", f"{gibibytes(free)} free in {folder}", f">= {gibibytes(FREE_NEEDED)}", do)]
+        findings = [
+            Finding(
+                "disk",
+                "error",
+                f"{gibibytes(free)} free in {folder}",
+                f">= {gibibytes(FREE_NEEDED)}",
+                do,
+            )
+        ]
     elif free < FREE_COMFORTABLE:
         found = f"{gibibytes(free)} free in {folder}; two checkpoints are kept, and data sets come beside them"
-        findings = [Finding("disk", "warning", found, f">= {gibibytes(FREE_COMFORTABLE)}", "Make room")]
+        findings = [
+            Finding("disk", "warning", found, f">= {gibibytes(FREE_COMFORTABLE)}", "Make room")
+        ]
     else:
         findings = [Finding("disk", "ok", f"{gibibytes(free)} free in {folder}")]
     try:
@@ -72,11 +92,15 @@ def disk(folder: Path, slow_s: float = SLOW_S) -> list[Finding]:
         found = f"{PROBE >> 20} MiB took {seconds:.1f} s to the disk of {folder}; checkpoints stop training that long"
         do = "A local disk for runs: amptrain train --runs FOLDER; and a longer grace: docker stop --time 120"
         return [*findings, Finding("fsync", "warning", found, f"<= {slow_s:g} s", do)]
-    return [*findings, Finding("fsync", "ok", f"{PROBE >> 20} MiB to the disk in {seconds * 1000:.0f} ms")]
+    return [
+        *findings,
+        Finding("fsync", "ok", f"{PROBE >> 20} MiB to the disk in {seconds * 1000:.0f} ms"),
+    ]
 
 
 def synced_write(folder: Path) -> float:
-    """Seconds until PROBE bytes, which no disk can compress, are on the disk; the file is gone afterwards."""
+    """Seconds until PROBE bytes, which no disk can compress, are on the disk; the file is gone
+    afterwards."""
     data = os.urandom(PROBE)
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".doctor-") as file:
         begin = time.perf_counter()

@@ -1,4 +1,5 @@
-"""doctor's checks on real files, limits, sockets and processes of this host, and how the report is written."""
+"""doctor's checks on real files, limits, sockets and processes of this host, and how the report is
+written."""
 
 import json
 import os
@@ -25,9 +26,12 @@ def write(folder: Path, files: dict[str, str]) -> Path:
 
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize(
-    ("limit", "severity"), [("1073741824", "warning"), ("4294967296", "ok"), ("9223372036854771712", "ok")]
+    ("limit", "severity"),
+    [("1073741824", "warning"), ("4294967296", "ok"), ("9223372036854771712", "ok")],
 )
-def test_memory_limit_of_both_cgroups(tmp_path: Path, version: int, limit: str, severity: str) -> None:
+def test_memory_limit_of_both_cgroups(
+    tmp_path: Path, version: int, limit: str, severity: str
+) -> None:
     name = "memory.max" if version == 2 else "memory/memory.limit_in_bytes"
     (found,) = memory.memory(write(tmp_path, {name: limit + "\n"}))
     assert found.severity == severity
@@ -54,13 +58,16 @@ def test_threads_beyond_the_quota(tmp_path: Path) -> None:
 
 
 def test_a_slow_disk_is_told_with_the_time_it_took(tmp_path: Path) -> None:
-    assert [f.check for f in storage.disk(tmp_path) if f.severity == "warning" and f.check == "fsync"] == []
+    assert [
+        f.check for f in storage.disk(tmp_path) if f.severity == "warning" and f.check == "fsync"
+    ] == []
     (_, found) = storage.disk(tmp_path, slow_s=0.0)
     assert (found.check, found.severity) == ("fsync", "warning")
     assert list(tmp_path.iterdir()) == []
 
 
-# Takes orphans over, as PID 1 of a container does; waits for all of them, or only for its own child.
+# Takes orphans over, as PID 1 of a container does; waits for all of them, or only for its own
+# child.
 ADOPTING = """
 import ctypes, os, sys
 from entrypoints.checks.security import reaps
@@ -93,7 +100,9 @@ def test_orphans_are_reaped_or_not(waits_for: str, reaps: bool) -> None:
         ("tini", "0000000000000000", "0000000000000000", True),
     ],
 )
-def test_first_process_takes_sigterm(tmp_path: Path, name: str, caught: str, blocked: str, takes: bool) -> None:
+def test_first_process_takes_sigterm(
+    tmp_path: Path, name: str, caught: str, blocked: str, takes: bool
+) -> None:
     status = tmp_path / "status"
     status.write_text(f"Name:\t{name}\nSigBlk:\t{blocked}\nSigCgt:\t{caught}\n")
     assert ("does not take SIGTERM" not in security.first_process(status).found) == takes
@@ -161,11 +170,19 @@ LONG = Finding("shm", "warning", "word " * 60, "a thing", "an action")
 
 @pytest.mark.parametrize("width", [60, 100])
 def test_report_fits_the_terminal_and_puts_the_worst_first(width: int) -> None:
-    findings = [Finding("disk", "ok", "fine"), LONG, Finding("gpu", "error", "gone", "a GPU", "restart")]
+    findings = [
+        Finding("disk", "ok", "fine"),
+        LONG,
+        Finding("gpu", "error", "gone", "a GPU", "restart"),
+    ]
     lines = doctor.report(findings, width, colour=False).splitlines()
     assert lines[0] == "doctor: 1 error, 1 warning, 1 ok"
     assert max(map(len, lines)) <= max(width, 68)
-    assert [line.split()[0] for line in lines[2:] if not line.startswith(" ")] == ["error", "warning", "ok"]
+    assert [line.split()[0] for line in lines[2:] if not line.startswith(" ")] == [
+        "error",
+        "warning",
+        "ok",
+    ]
 
 
 def test_colour_changes_no_letter() -> None:
@@ -174,16 +191,27 @@ def test_colour_changes_no_letter() -> None:
     assert coloured.replace("\033[33m", "").replace("\033[0m", "") == plain
 
 
-@pytest.mark.parametrize(("severity", "code"), [("ok", 0), ("note", 0), ("warning", 1), ("error", 2)])
+@pytest.mark.parametrize(
+    ("severity", "code"), [("ok", 0), ("note", 0), ("warning", 1), ("error", 2)]
+)
 def test_exit_code_is_the_worst_finding_s(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], severity: Severity, code: int
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    severity: Severity,
+    code: int,
 ) -> None:
     findings = [Finding("disk", "ok", "fine"), Finding("gpu", severity, "so", "that", "this")]
     monkeypatch.setattr(doctor, "examine", lambda environment: findings)
     assert doctor.main(["--json"]) == code
     told = json.loads(capsys.readouterr().out)
     assert told["exit_code"] == code
-    assert told["findings"][1] == {"check": "gpu", "severity": severity, "found": "so", "needed": "that", "do": "this"}
+    assert told["findings"][1] == {
+        "check": "gpu",
+        "severity": severity,
+        "found": "so",
+        "needed": "that",
+        "do": "this",
+    }
 
 
 def test_sizes_for_a_person() -> None:
@@ -197,5 +225,7 @@ def test_open_files_follow_this_process() -> None:
     )
     for soft, hard, severity in ((1024, 1024, "warning"), (1024, 8192, "note"), (8192, 8192, "ok")):
         command = [sys.executable, "-c", script.format(soft, hard)]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, env=dict(os.environ))
+        done = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, check=True, env=dict(os.environ)
+        )
         assert done.stdout.strip() == severity

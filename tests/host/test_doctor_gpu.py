@@ -1,4 +1,5 @@
-"""What doctor says of GPUs. NVML is a stand-in here (no driver on this machine); nodes and records are real files."""
+"""What doctor says of GPUs. NVML is a stand-in here (no driver on this machine); nodes and records
+are real files."""
 
 from pathlib import Path
 from typing import Any
@@ -91,14 +92,18 @@ def test_driver_version(version: str, severity: str) -> None:
         assert (found.needed, "HOST" in found.do) == (">= 525.60.13", True)
 
 
-@pytest.mark.parametrize(("version", "severity"), [(11070, "error"), (12000, "warning"), (12040, "ok"), (13000, "ok")])
+@pytest.mark.parametrize(
+    ("version", "severity"), [(11070, "error"), (12000, "warning"), (12040, "ok"), (13000, "ok")]
+)
 def test_driver_by_its_cuda_version(version: int, severity: str) -> None:
     (found,) = gpu.cuda_version(version)
     assert found.severity == severity
     assert f"CUDA {version // 1000}.{version % 1000 // 10}" in found.found
 
 
-@pytest.mark.parametrize("capability", [(5, 0), (6, 1), (7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (9, 0)])
+@pytest.mark.parametrize(
+    "capability", [(5, 0), (6, 1), (7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (9, 0)]
+)
 def test_same_major_suffices(capability: tuple[int, int]) -> None:
     assert only(gpu.driver_and_devices(FakeNvml(capability=capability)), "device").severity == "ok"
 
@@ -180,7 +185,9 @@ def host(tmp_path: Path) -> Path:
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(content)
-    gpu_watch.record_gpus(tmp_path / "record", tmp_path / "dev", tmp_path / "driver", tmp_path / "pci")
+    gpu_watch.record_gpus(
+        tmp_path / "record", tmp_path / "dev", tmp_path / "driver", tmp_path / "pci"
+    )
     return tmp_path
 
 

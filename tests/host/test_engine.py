@@ -1,4 +1,5 @@
-"""The host tools: what they find, what they leave alone, and what they say when they can't go on."""
+"""The host tools: what they find, what they leave alone, and what they say when they can't go
+on."""
 
 import hashlib
 import os
@@ -20,13 +21,16 @@ from host.shell import output, run
 from tests.support import ROOT, wait_until
 
 needs_apt = pytest.mark.skipif(
-    os_release().get("ID") != "debian" or os.geteuid() != 0, reason="asks apt for package lists: a Debian host, as root"
+    os_release().get("ID") != "debian" or os.geteuid() != 0,
+    reason="asks apt for package lists: a Debian host, as root",
 )
 
 
 def snapshot(*folders: str) -> dict[str, str]:
     """Every file below the folders with the hash of its content."""
-    files = [path for folder in folders for path in sorted(Path(folder).rglob("*")) if path.is_file()]
+    files = [
+        path for folder in folders for path in sorted(Path(folder).rglob("*")) if path.is_file()
+    ]
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
@@ -58,14 +62,21 @@ def test_two_releases_are_read_and_the_host_s_own_sources_and_lists_stay() -> No
 
 @pytest.fixture
 def apt_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Give apt a configuration of its own ($APT_CONFIG), with this sources.list and no lists yet."""
+    """Give apt a configuration of its own ($APT_CONFIG), with this sources.list and no lists
+    yet."""
 
     def configure(sources: str) -> None:
         (tmp_path / "sources.list").write_text(sources)
         (tmp_path / "lists").mkdir()
         configuration = tmp_path / "apt.conf"
-        places = {"Etc::SourceList": "sources.list", "Etc::SourceParts": "none", "State::Lists": "lists"}
-        configuration.write_text("".join(f'Dir::{name} "{tmp_path}/{place}";\n' for name, place in places.items()))
+        places = {
+            "Etc::SourceList": "sources.list",
+            "Etc::SourceParts": "none",
+            "State::Lists": "lists",
+        }
+        configuration.write_text(
+            "".join(f'Dir::{name} "{tmp_path}/{place}";\n' for name, place in places.items())
+        )
         monkeypatch.setenv("APT_CONFIG", str(configuration))
 
     return configure
@@ -73,7 +84,9 @@ def apt_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[st
 
 @needs_apt
 def test_mirror_is_the_one_in_apt_s_configuration(apt_sources: Callable[[str], None]) -> None:
-    apt_sources("deb http://packages.example/ubuntu noble main\ndeb http://packages.example/debian bookworm main\n")
+    apt_sources(
+        "deb http://packages.example/ubuntu noble main\ndeb http://packages.example/debian bookworm main\n"
+    )
     assert debian_mirror().rstrip("/") == "http://packages.example/debian"
 
 
@@ -97,7 +110,9 @@ def test_policy_that_forbids_services_lasts_as_long_as_the_installation(
     policy = tmp_path / "policy-rc.d"
     monkeypatch.setattr(engine.keep_services_stopped, "policy", policy)
     with engine.keep_services_stopped():
-        assert subprocess.run([policy], check=False).returncode == 101  # "forbidden", invoke-rc.d(8)
+        assert (
+            subprocess.run([policy], check=False).returncode == 101
+        )  # "forbidden", invoke-rc.d(8)
     assert not policy.exists()
 
 
@@ -113,17 +128,23 @@ def test_policy_of_the_host_itself_stays(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_client_with_plugins_is_preferred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    without = make_program(tmp_path / "first" / "docker", 'case "$1" in compose|buildx) exit 1;; esac')
+    without = make_program(
+        tmp_path / "first" / "docker", 'case "$1" in compose|buildx) exit 1;; esac'
+    )
     with_both = make_program(tmp_path / "second" / "docker", "echo version")
     monkeypatch.setenv("PATH", f"{without.parent}:{with_both.parent}:{os.environ['PATH']}")
     assert find_client() == str(with_both)
 
 
-def test_engine_that_was_not_started_here_is_not_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_that_was_not_started_here_is_not_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     other = subprocess.Popen(["sleep", "60"])
     try:
         pid_file = tmp_path / "dockerd.pid"
-        pid_file.write_text(f"{other.pid}\n")  # the number of a dockerd that is long gone, used again
+        pid_file.write_text(
+            f"{other.pid}\n"
+        )  # the number of a dockerd that is long gone, used again
         monkeypatch.setattr(engine, "PID_FILE", pid_file)
         engine.stop()
         assert other.poll() is None
@@ -139,7 +160,10 @@ def test_own_engine_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     shutil.copy(shutil.which("sleep") or "", daemon)  # its name is what counts
     ours = subprocess.Popen([daemon, "60"])
     try:
-        wait_until(lambda: Path(f"/proc/{ours.pid}/comm").read_text() == "dockerd\n", "the name of the process")
+        wait_until(
+            lambda: Path(f"/proc/{ours.pid}/comm").read_text() == "dockerd\n",
+            "the name of the process",
+        )
         pid_file = tmp_path / "dockerd.pid"
         pid_file.write_text(f"{ours.pid}\n")
         monkeypatch.setattr(engine, "PID_FILE", pid_file)
@@ -170,21 +194,35 @@ def test_host_that_can_t_be_given_an_engine_is_told_what_to_do(
 
 @pytest.fixture
 def readable_copy() -> Iterator[Path]:
-    """The host tools in a folder that every user can read (pytest's own folders are root's alone)."""
+    """The host tools in a folder that every user can read (pytest's own folders are root's
+    alone)."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
-        shutil.copytree(ROOT / "host", Path(folder) / "host", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / "host", Path(folder) / "host", ignore=shutil.ignore_patterns("__pycache__")
+        )
         yield Path(folder)
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="becomes another user: needs root")
-@pytest.mark.parametrize("command", [["host.engine", "start"], ["host.build"], ["host.base_image"]], ids="".join)
-def test_command_without_an_engine_ends_with_one_sentence(command: list[str], readable_copy: Path) -> None:
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("setpriv") is None, reason="becomes another user: needs root"
+)
+@pytest.mark.parametrize(
+    "command", [["host.engine", "start"], ["host.build"], ["host.base_image"]], ids="".join
+)
+def test_command_without_an_engine_ends_with_one_sentence(
+    command: list[str], readable_copy: Path
+) -> None:
     nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
     done = subprocess.run(
         [*nobody, sys.executable, "-m", *command],
         cwd=readable_copy,
-        env={**os.environ, "DOCKER_HOST": "unix:///nowhere", "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/tmp"},
+        env={
+            **os.environ,
+            "DOCKER_HOST": "unix:///nowhere",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "HOME": "/tmp",
+        },
         check=False,
         capture_output=True,
         text=True,
@@ -195,7 +233,9 @@ def test_command_without_an_engine_ends_with_one_sentence(command: list[str], re
 
 
 def test_engine_command_says_its_two_words() -> None:
-    done = subprocess.run([sys.executable, "-m", "host.engine"], cwd=ROOT, check=False, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "host.engine"], cwd=ROOT, check=False, capture_output=True, text=True
+    )
     assert (done.returncode, done.stderr) == (1, "error: Say `start` or `stop`.\n")
 
 
@@ -216,7 +256,9 @@ def test_output_is_none_where_there_is_none() -> None:
 # --- the build
 
 
-def test_index_address_goes_in_as_a_secret_and_never_on_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_index_address_goes_in_as_a_secret_and_never_on_the_command_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", "https://user:word@packages.example/simple")
     options = build_secrets()
     assert "--secret=id=index_url,env=PIP_INDEX_URL" in options
@@ -225,7 +267,9 @@ def test_index_address_goes_in_as_a_secret_and_never_on_the_command_line(monkeyp
     assert not [option for option in build_secrets() if "index_url" in option]
 
 
-def test_own_authorities_of_the_host_are_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_authorities_of_the_host_are_passed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bundle = tmp_path / "bundle.crt"
     bundle.touch()
     authorities = tmp_path / "authorities"

@@ -15,7 +15,9 @@ from entrypoints.errors import EntrypointError
 @pytest.fixture(scope="module")
 def public_key(tmp_path_factory: pytest.TempPathFactory) -> str:
     file = tmp_path_factory.mktemp("key") / "k"
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "a b", "-f", str(file)], check=True)
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "a b", "-f", str(file)], check=True
+    )
     return Path(f"{file}.pub").read_text().strip()
 
 
@@ -60,7 +62,12 @@ def test_what_is_made_is_long_and_new_each_time() -> None:
 def test_no_program_inherits_a_credential() -> None:
     given = dict.fromkeys(NAMES, "secret") | {"HF_TOKEN": "the user's own", "SSH_REQUIRE_KEY": "1"}
     assert environment.without_credentials(given) == {"HF_TOKEN": "the user's own"}
-    assert {"JUPYTER_TOKEN", "JUPYTER_TOKEN_FILE", "JUPYTER_PASSWORD_HASH", "SSH_PUBLIC_KEY"} <= NAMES
+    assert {
+        "JUPYTER_TOKEN",
+        "JUPYTER_TOKEN_FILE",
+        "JUPYTER_PASSWORD_HASH",
+        "SSH_PUBLIC_KEY",
+    } <= NAMES
 
 
 def test_keys_among_comments_and_options(public_key: str) -> None:

@@ -1,4 +1,5 @@
-"""The entrypoint's decisions, on real files: whose ids, which limits, which flags, what a session's shell reads."""
+"""The entrypoint's decisions, on real files: whose ids, which limits, which flags, what a session's
+shell reads."""
 
 import json
 import os
@@ -148,7 +149,8 @@ def test_port_in_use_or_out_of_range_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "shown"), [({"P": "9999"}, "9999"), ({}, "1"), ({"P": ""}, "1"), ({"P": "tcp://10.0.0.1:8888"}, "1")]
+    ("given", "shown"),
+    [({"P": "9999"}, "9999"), ({}, "1"), ({"P": ""}, "1"), ({"P": "tcp://10.0.0.1:8888"}, "1")],
 )
 def test_published_port_is_shown_where_it_is_one(given: dict[str, str], shown: str) -> None:
     assert program.published_port(given, "P", 1) == shown
@@ -158,10 +160,18 @@ AWKWARD = 'it\'s "quoted" $HOME `id` \\ and\nhas a second line'
 
 
 def test_session_lines_set_any_value_in_a_real_shell_and_leave_what_a_session_has() -> None:
-    given = {"PATH": "/a b:/usr/bin:/bin", "AWKWARD": AWKWARD, "KEPT": "container's", "HOME": "/h", "not-a-name": "x"}
+    given = {
+        "PATH": "/a b:/usr/bin:/bin",
+        "AWKWARD": AWKWARD,
+        "KEPT": "container's",
+        "HOME": "/h",
+        "not-a-name": "x",
+    }
     script = "\n".join([*environment.session_lines(given), "env -0"])
     own = {"PATH": "/usr/bin:/bin", "KEPT": "session's"}
-    seen = subprocess.run(["sh", "-ec", script], env=own, capture_output=True, text=True, check=True).stdout
+    seen = subprocess.run(
+        ["sh", "-ec", script], env=own, capture_output=True, text=True, check=True
+    ).stdout
     variables = dict(entry.split("=", 1) for entry in seen.split("\0") if entry)
     assert variables["PATH"] == "/a b:/usr/bin:/bin"
     assert variables["AWKWARD"] == AWKWARD
@@ -171,7 +181,8 @@ def test_session_lines_set_any_value_in_a_real_shell_and_leave_what_a_session_ha
 
 
 @pytest.mark.parametrize(
-    ("facts", "code"), [({"mode": "program"}, 0), ({"mode": "ssh", "port": 1}, 1), (None, 1), ("half", 1)]
+    ("facts", "code"),
+    [({"mode": "program"}, 0), ({"mode": "ssh", "port": 1}, 1), (None, 1), ("half", 1)],
 )
 def test_health(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, facts: object, code: int) -> None:
     file = tmp_path / "mode.json"

@@ -1,4 +1,5 @@
-"""The locks: every file checked against a hash, no index named, one version of a package wherever it appears."""
+"""The locks: every file checked against a hash, no index named, one version of a package wherever
+it appears."""
 
 import re
 from collections import defaultdict
@@ -10,13 +11,17 @@ from tests.support import ROOT
 
 LOCKS = sorted((ROOT / "requirements").glob("*.lock"))
 PIN = re.compile(
-    r"^([A-Za-z0-9._-]+)==([^\s;\\]+)( ; [^\\\n]+)?((?: \\\n    --hash=sha256:[0-9a-f]{64})+)\n", re.MULTILINE
+    r"^([A-Za-z0-9._-]+)==([^\s;\\]+)( ; [^\\\n]+)?((?: \\\n    --hash=sha256:[0-9a-f]{64})+)\n",
+    re.MULTILINE,
 )
 
 
 def pins(lock: Path) -> dict[str, str]:
     """Version of every package in a lock, by its normalised name (PEP 503)."""
-    return {re.sub(r"[-_.]+", "-", match[1]).lower(): match[2] for match in PIN.finditer(lock.read_text())}
+    return {
+        re.sub(r"[-_.]+", "-", match[1]).lower(): match[2]
+        for match in PIN.finditer(lock.read_text())
+    }
 
 
 def asked(name: str) -> dict[str, str]:
@@ -56,15 +61,21 @@ def test_one_pin_per_package_over_the_image_s_locks() -> None:
 
 
 def test_tools_of_the_host_that_the_image_has_too_are_the_same() -> None:
-    build, tests = pins(ROOT / "requirements/build.lock"), pins(ROOT / "requirements/host-tests.lock")
+    build, tests = (
+        pins(ROOT / "requirements/build.lock"),
+        pins(ROOT / "requirements/host-tests.lock"),
+    )
     assert {name for name in build.keys() & tests.keys() if build[name] != tests[name]} == set()
 
 
 def test_cuda_is_the_one_torch_asks_for() -> None:
-    """torch.lock is resolved from torch's own requirements, so NVIDIA's pins there are its wheel's."""
+    """torch.lock is resolved from torch's own requirements, so NVIDIA's pins there are its
+    wheel's."""
     cuda = asked("cuda.in")
     torch = {
-        name: version for name, version in pins(ROOT / "requirements/torch.lock").items() if name.startswith("nvidia-")
+        name: version
+        for name, version in pins(ROOT / "requirements/torch.lock").items()
+        if name.startswith("nvidia-")
     }
     assert cuda == torch
     assert pins(ROOT / "requirements/cuda.lock") == cuda

@@ -1,4 +1,5 @@
-"""docs/security.md names a test for each promise, as other pages do for what they say; each of them is there."""
+"""docs/security.md names a test for each promise, as other pages do for what they say; each of them
+is there."""
 
 import re
 
@@ -18,6 +19,11 @@ def test_every_test_that_the_docs_name_exists() -> None:
 
 
 def test_every_promise_has_a_test() -> None:
-    promises = (ROOT / "docs/security.md").read_text().partition("## What is promised")[2].partition("\n## ")[0]
+    promises = (
+        (ROOT / "docs/security.md")
+        .read_text()
+        .partition("## What is promised")[2]
+        .partition("\n## ")[0]
+    )
     rows = [line for line in promises.splitlines() if line.startswith("| ")][2:]
     assert [row for row in rows if "`test_" not in row] == []

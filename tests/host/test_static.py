@@ -1,4 +1,5 @@
-"""What can be seen without running anything: linters, types, schemas, and what must not stand in a file."""
+"""What can be seen without running anything: linters, types, schemas, and what must not stand in a
+file."""
 
 import os
 import re
@@ -31,8 +32,19 @@ PUBLIC_HOSTS = {
 
 def tracked(*patterns: str) -> list[Path]:
     """Files that git knows, or would know after `git add`."""
-    command = ["git", "-c", "safe.directory=*", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
-    listed = subprocess.run([*command, "--", *patterns], cwd=ROOT, check=True, capture_output=True, text=True)
+    command = [
+        "git",
+        "-c",
+        "safe.directory=*",
+        "ls-files",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+        "-z",
+    ]
+    listed = subprocess.run(
+        [*command, "--", *patterns], cwd=ROOT, check=True, capture_output=True, text=True
+    )
     return [ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
 
 
@@ -57,7 +69,12 @@ def clean(tool: str, *arguments: str | Path, environment: dict[str, str] | None 
     """Run a checker from the locked tools and show what it found."""
     command = [str(TOOLS / tool), *map(str, arguments)]
     done = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, **(environment or {})}, check=False, capture_output=True, text=True
+        command,
+        cwd=ROOT,
+        env={**os.environ, **(environment or {})},
+        check=False,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, f"{tool}:\n{done.stdout}\n{done.stderr}"
 
@@ -81,13 +98,23 @@ def test_dockerfile() -> None:
 
 def test_shell_scripts() -> None:
     scripts = shell_scripts()
-    assert {path.name for path in scripts} >= {"finish", "install-lock", "lock", "run", "prune-torch"}
+    assert {path.name for path in scripts} >= {
+        "finish",
+        "install-lock",
+        "lock",
+        "run",
+        "prune-torch",
+    }
     clean("shellcheck", *scripts)
 
 
 def test_shell_fragments_that_are_sourced() -> None:
-    # They have no first line of their own; SC1091: the file that they read is made when the container starts.
-    fragments = [*tracked("container/etc/profile.d/*.sh"), *tracked("container/etc/bash.bashrc.head")]
+    # They have no first line of their own; SC1091: the file that they read is made when the
+    # container starts.
+    fragments = [
+        *tracked("container/etc/profile.d/*.sh"),
+        *tracked("container/etc/bash.bashrc.head"),
+    ]
     clean("shellcheck", "--shell=sh", "--exclude=SC1091", *fragments)
 
 
@@ -120,13 +147,22 @@ def test_files_are_short_enough_to_read() -> None:
 
 
 def this_machine() -> set[str]:
-    """Addresses and paths that are true here alone: the checkout's folder, and the mirrors that are configured."""
-    addresses = {os.environ.get(name, "") for name in ("PIP_INDEX_URL", "UV_INDEX_URL", "UV_DEFAULT_INDEX")}
-    pip = subprocess.run([sys.executable, "-m", "pip", "config", "list"], check=False, capture_output=True, text=True)
+    """Addresses and paths that are true here alone: the checkout's folder, and the mirrors that are
+    configured."""
+    addresses = {
+        os.environ.get(name, "") for name in ("PIP_INDEX_URL", "UV_INDEX_URL", "UV_DEFAULT_INDEX")
+    }
+    pip = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"], check=False, capture_output=True, text=True
+    )
     addresses.update(re.findall(r"https?://[^\s'\"]+", pip.stdout))
     with suppress(HostError, FileNotFoundError):  # not a Debian
         addresses.add(debian_mirror())
-    hosts = {match[1] for address in addresses if (match := re.match(r"https?://(?:[^@/]*@)?([^/:]+)", address))}
+    hosts = {
+        match[1]
+        for address in addresses
+        if (match := re.match(r"https?://(?:[^@/]*@)?([^/:]+)", address))
+    }
     folders = {str(ROOT)} if len(ROOT.parts) > 2 else set()
     return folders | hosts - PUBLIC_HOSTS
 
@@ -146,10 +182,14 @@ def test_no_file_names_a_mirror_or_an_internal_host() -> None:
 
 
 def test_no_file_holds_a_private_key_or_a_token() -> None:
-    secret = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----\n[A-Za-z0-9+/=]{40}|AKIA[0-9A-Z]{16}|gh[pousr]_\w{30,}")
+    secret = re.compile(
+        r"-----BEGIN [A-Z ]*PRIVATE KEY-----\n[A-Za-z0-9+/=]{40}|AKIA[0-9A-Z]{16}|gh[pousr]_\w{30,}"
+    )
     assert {str(path) for path, text in text_files() if secret.search(text)} == set()
 
 
 def test_latest_is_never_used() -> None:
-    tag = re.compile(r"^\s*(?:FROM|image:|-?\s*docker (?:run|pull|build))\s.*:latest\b", re.MULTILINE)
+    tag = re.compile(
+        r"^\s*(?:FROM|image:|-?\s*docker (?:run|pull|build))\s.*:latest\b", re.MULTILINE
+    )
     assert {str(path) for path, text in text_files() if tag.search(text)} == set()

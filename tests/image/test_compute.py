@@ -1,4 +1,5 @@
-"""What the image is for works in it: mixed precision, torch.compile, Triton. No GPU is needed to see it."""
+"""What the image is for works in it: mixed precision, torch.compile, Triton. No GPU is needed to
+see it."""
 
 import json
 
@@ -8,7 +9,9 @@ from tests.image.conftest import RunProgram
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_autocast_gives_the_right_dtypes_and_the_loss_falls(run_program: RunProgram, dtype: str) -> None:
+def test_autocast_gives_the_right_dtypes_and_the_loss_falls(
+    run_program: RunProgram, dtype: str
+) -> None:
     losses = json.loads(run_program("amp.py", dtype))
     assert losses[-1] < 0.2 * losses[0], losses
 

@@ -16,7 +16,8 @@ OFFLINE = ("--no-index", "--find-links=/wheels")
 
 
 def make_wheel(folder: Path, name: str, version: str) -> None:
-    """Write a wheel with one module, `name`.py, that knows its version (binary distribution format, PEP 427)."""
+    """Write a wheel with one module, `name`.py, that knows its version (binary distribution format,
+    PEP 427)."""
     info = f"{name}-{version}.dist-info"
     files = {
         f"{name}.py": f"__version__ = {version!r}\n",
@@ -42,12 +43,18 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
     make_wheel(wheels, "smallpackage", "1.2")
     make_wheel(wheels, "torch", "2.5.1")
     wheels.chmod(0o755)
-    with started("sleep", "infinity", options=("--network=none", f"--volume={wheels}:/wheels:ro")) as container:
-        container.execute("sh", "-c", "until [ -e /run/pytorch-cuda/environment.sh ]; do sleep 0.1; done")
+    with started(
+        "sleep", "infinity", options=("--network=none", f"--volume={wheels}:/wheels:ro")
+    ) as container:
+        container.execute(
+            "sh", "-c", "until [ -e /run/pytorch-cuda/environment.sh ]; do sleep 0.1; done"
+        )
         yield container
 
 
-def pip(container: Container, *arguments: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+def pip(
+    container: Container, *arguments: str, options: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
     """Run pip as dev."""
     return docker_process("exec", "--user=dev", *options, container.name, "pip", *arguments)
 
@@ -68,7 +75,9 @@ def test_constraints_pin_everything_that_is_installed(fresh: Container) -> None:
 def test_dev_installs_into_their_home(fresh: Container) -> None:
     done = pip(fresh, "install", *OFFLINE, "smallpackage")
     assert done.returncode == 0, done.stderr
-    where = fresh.execute("python", "-c", "import smallpackage; print(smallpackage.__file__)", user="dev").strip()
+    where = fresh.execute(
+        "python", "-c", "import smallpackage; print(smallpackage.__file__)", user="dev"
+    ).strip()
     assert where == "/home/dev/.local/lib/python3.13/site-packages/smallpackage.py"
 
 
@@ -79,10 +88,15 @@ def test_another_torch_is_refused(fresh: Container) -> None:
 
 
 def test_without_the_constraint_pip_still_leaves_the_image_s_torch_alone(fresh: Container) -> None:
-    forced = pip(fresh, "install", *OFFLINE, "--no-deps", "torch==2.5.1", options=("--env=PIP_CONSTRAINT=",))
+    forced = pip(
+        fresh, "install", *OFFLINE, "--no-deps", "torch==2.5.1", options=("--env=PIP_CONSTRAINT=",)
+    )
     assert forced.returncode != 0
     assert "it will lack sys.path precedence to torch in /opt/venv" in forced.stderr
-    assert fresh.execute("python", "-c", "import torch; print(torch.__version__)", user="dev").strip() == "2.6.0+cu124"
+    assert (
+        fresh.execute("python", "-c", "import torch; print(torch.__version__)", user="dev").strip()
+        == "2.6.0+cu124"
+    )
 
 
 def test_pip_warns_of_nothing(fresh: Container) -> None:

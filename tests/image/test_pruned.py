@@ -37,7 +37,9 @@ def test_is_left_out(host: Host, expression: str) -> None:
     "library", ["triton/_C/libtriton.so", "torch/lib/libtorch_cpu.so", "torch/lib/libtorch_cuda.so"]
 )
 def test_symbol_table_is_stripped(host: Host, library: str) -> None:
-    assert ".symtab" not in host.check_output(f"readelf --section-headers --wide {SITE_PACKAGES}/{library}")
+    assert ".symtab" not in host.check_output(
+        f"readelf --section-headers --wide {SITE_PACKAGES}/{library}"
+    )
 
 
 def test_libraries_find_what_they_link(dev: Host) -> None:
@@ -54,7 +56,12 @@ def test_libraries_that_are_opened_by_name_load(run_program: RunProgram) -> None
     """No link names these: cuDNN, NVRTC and torch open them when they are first used, on a GPU."""
     cudnn = "adv cnn engines_precompiled engines_runtime_compiled graph heuristic ops"
     needed = {f"libcudnn_{name}.so.9" for name in cudnn.split()}
-    needed |= {"libnvrtc.so.12", "libnvrtc-builtins.so.12.4", "libtorch_cuda_linalg.so", "libcupti.so.12"}
+    needed |= {
+        "libnvrtc.so.12",
+        "libnvrtc-builtins.so.12.4",
+        "libtorch_cuda_linalg.so",
+        "libcupti.so.12",
+    }
     assert needed <= set(json.loads(run_program("load_libraries.py")))
 
 
@@ -67,7 +74,9 @@ def test_profiler(run_program: RunProgram) -> None:
 
 
 def test_nothing_runs_protoc_or_nvdisasm(host: Host) -> None:
-    named = host.run(f"grep -rlE --include=*.py 'protoc\\b|nvdisasm' {SITE_PACKAGES}/torch {SITE_PACKAGES}/triton")
+    named = host.run(
+        f"grep -rlE --include=*.py 'protoc\\b|nvdisasm' {SITE_PACKAGES}/torch {SITE_PACKAGES}/triton"
+    )
     assert named.stdout.split() == []
 
 
@@ -81,7 +90,15 @@ def test_torchvision_operators_and_image_files(run_program: RunProgram) -> None:
 
 def test_every_package_can_be_imported(run_program: RunProgram) -> None:
     imported = set(run_program("imports.py").split())
-    assert {"numpy.testing", "torch.testing", "sympy", "networkx", "jupyterlab", "triton", "pip"} <= imported
+    assert {
+        "numpy.testing",
+        "torch.testing",
+        "sympy",
+        "networkx",
+        "jupyterlab",
+        "triton",
+        "pip",
+    } <= imported
 
 
 def test_tensorboard_serves_an_event_file(run_program: RunProgram) -> None:

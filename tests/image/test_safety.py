@@ -10,7 +10,9 @@ from tests.support import IMAGE, docker
 
 # A setuid or setgid file needs a reason here: {"/path": "why"}. Nothing in this image needs one.
 PRIVILEGED_FILES: dict[str, str] = {}
-SECRET_NAME = re.compile(r"(pass(word|wd|phrase)?|secret|token|credential|private_?key|api_?key)", re.IGNORECASE)
+SECRET_NAME = re.compile(
+    r"(pass(word|wd|phrase)?|secret|token|credential|private_?key|api_?key)", re.IGNORECASE
+)
 SECRET_VALUE = re.compile(
     r"-----BEGIN|AKIA[0-9A-Z]{16}|gh[pousr]_\w{30,}|hf_\w{30,}|https?://[^/\s:@]+:[^/\s@]+@|\$(6|y|2b|argon2id)\$"
 )
@@ -23,7 +25,9 @@ def test_dev_is_uid_1000_with_bash_and_a_home_of_their_own(host: Host) -> None:
 
 
 def test_one_account_has_uid_1000(host: Host) -> None:
-    assert [line.split(":")[0] for line in accounts(host, "passwd") if line.split(":")[2] == "1000"] == ["dev"]
+    assert [
+        line.split(":")[0] for line in accounts(host, "passwd") if line.split(":")[2] == "1000"
+    ] == ["dev"]
 
 
 def accounts(host: Host, name: str) -> list[str]:
@@ -40,7 +44,9 @@ def test_account_is_unlocked_and_has_no_password(host: Host, name: str) -> None:
 
 def test_no_account_has_a_password(host: Host) -> None:
     assert [
-        line for line in accounts(host, "shadow") if line.split(":")[1].strip("*!") or line.split(":")[1] == ""
+        line
+        for line in accounts(host, "shadow")
+        if line.split(":")[1].strip("*!") or line.split(":")[1] == ""
     ] == []
 
 
@@ -101,9 +107,7 @@ def test_no_sudo(host: Host) -> None:
 
 def test_no_host_key_in_the_image() -> None:
     # Asked of the image, not of a running container: sshd makes its keys at the first start.
-    command = (
-        r"find / -xdev \( -name 'ssh_host_*' -o -name 'id_rsa*' -o -name 'id_ed25519*' -o -name authorized_keys \)"
-    )
+    command = r"find / -xdev \( -name 'ssh_host_*' -o -name 'id_rsa*' -o -name 'id_ed25519*' -o -name authorized_keys \)"
     found = docker("run", "--rm", "--network=none", "--entrypoint=sh", IMAGE, "-c", command)
     assert found.split() == []
 
@@ -116,15 +120,26 @@ def test_no_secret_in_history_environment_or_labels() -> None:
     for text in (history, *config["Env"], *(config["Labels"] or {}).values()):
         assert not SECRET_VALUE.search(text), text
     arguments = re.findall(r"^RUN \|\d+ (.*?) /bin/bash", history, re.MULTILINE)
-    assert set(arguments) == {"VERSION=2.6"}, "a build argument is readable in the history by anyone"
+    assert set(arguments) == {"VERSION=2.6"}, (
+        "a build argument is readable in the history by anyone"
+    )
 
 
 def test_the_build_s_secrets_left_no_trace(host: Host) -> None:
     assert not host.file("/run/secrets").exists
     assert host.run("ls /usr/local/share/ca-certificates").stdout == ""
-    for name in ("/etc/pip.conf", "/root/.config/pip", "/root/.netrc", "/root/.docker", "/opt/venv/pip.conf"):
+    for name in (
+        "/etc/pip.conf",
+        "/root/.config/pip",
+        "/root/.netrc",
+        "/root/.docker",
+        "/opt/venv/pip.conf",
+    ):
         assert not host.file(name).exists
 
 
 def test_apt_left_no_lists_and_no_packages(host: Host) -> None:
-    assert host.check_output("find /var/lib/apt/lists /var/cache/apt -type f -size +0 | head -n 3") == ""
+    assert (
+        host.check_output("find /var/lib/apt/lists /var/cache/apt -type f -size +0 | head -n 3")
+        == ""
+    )

@@ -41,14 +41,18 @@ def test_program_is_there_for_a_person_at_the_shell(dev: Host, program: str) -> 
     assert dev.exists(program)
 
 
-@pytest.mark.parametrize("package", ["ipywidgets", "matplotlib", "nvidia-ml-py", "rich", "tensorboard", "tqdm"])
+@pytest.mark.parametrize(
+    "package", ["ipywidgets", "matplotlib", "nvidia-ml-py", "rich", "tensorboard", "tqdm"]
+)
 def test_package_is_there_for_a_person_in_a_notebook(dev: Host, package: str) -> None:
     assert dev.pip(package).is_installed
 
 
 def test_image_stays_within_its_size_budget() -> None:
     size = int(docker("image", "inspect", "--format", "{{.Size}}", IMAGE))
-    assert size <= SIZE_BUDGET_BYTES, f"{size / 1e9:.2f} GB; `make bench` lists the size of each layer"
+    assert size <= SIZE_BUDGET_BYTES, (
+        f"{size / 1e9:.2f} GB; `make bench` lists the size of each layer"
+    )
 
 
 def test_labels_and_defaults() -> None:

@@ -1,4 +1,5 @@
-"""What the tests of the doors share: a key pair, and a client that trusts the container it just started."""
+"""What the tests of the doors share: a key pair, and a client that trusts the container it just
+started."""
 
 import subprocess
 from collections.abc import Callable
@@ -54,7 +55,11 @@ def ssh(key: KeyPair) -> Ssh:
         password: str | None = None,
         stdin: str = "",
     ) -> subprocess.CompletedProcess[str]:
-        wait_until(lambda: "Server listening" in container.log(), f"sshd in {container.name}:\n{container.log()}", 20)
+        wait_until(
+            lambda: "Server listening" in container.log(),
+            f"sshd in {container.name}:\n{container.log()}",
+            20,
+        )
         address = ["-p", str(container.published(port)), f"{user}@127.0.0.1"]
         login = ["-i", str(key.private), "-oBatchMode=yes"]
         wrapper: list[str] = []

@@ -1,4 +1,5 @@
-"""The real dev container CLI, run as a user of the host with an uid of its own, on a copy of the repository."""
+"""The real dev container CLI, run as a user of the host with an uid of its own, on a copy of the
+repository."""
 
 import json
 import os
@@ -17,7 +18,10 @@ UID = 4242
 def install_cli() -> Path:
     """The program `devcontainer`, installed from the lock when the lock is newer."""
     lock = "package-lock.json"
-    if not (INSTALLED / lock).exists() or (INSTALLED / lock).read_bytes() != (LOCKED / lock).read_bytes():
+    if (
+        not (INSTALLED / lock).exists()
+        or (INSTALLED / lock).read_bytes() != (LOCKED / lock).read_bytes()
+    ):
         shutil.rmtree(INSTALLED, ignore_errors=True)
         part = INSTALLED.with_suffix(".part")
         shutil.rmtree(part, ignore_errors=True)
@@ -35,7 +39,9 @@ def read_config(path: Path) -> dict[str, Any]:
 
 def copy_repository(folder: Path) -> Path:
     """The tracked files, as a clone has them, owned by `UID`."""
-    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    tracked = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout
     for name in filter(None, tracked.split("\0")):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, folder / name)
@@ -44,7 +50,8 @@ def copy_repository(folder: Path) -> Path:
 
 
 class DevContainer:
-    """`devcontainer` on one repository. The host's user is `UID`, known by name only to the CLI's own processes.
+    """`devcontainer` on one repository. The host's user is `UID`, known by name only to the CLI's
+    own processes.
 
     `said` is what the last `up` told, `layers` are those of the image that the first one made.
     """
@@ -59,11 +66,20 @@ class DevContainer:
         self.home.mkdir(exist_ok=True)
         os.chown(self.home, UID, UID)
         self.accounts = repository.parent / "passwd"
-        self.accounts.write_text(f"{Path('/etc/passwd').read_text()}newcomer:x:{UID}:{UID}::{self.home}:/bin/sh\n")
+        self.accounts.write_text(
+            f"{Path('/etc/passwd').read_text()}newcomer:x:{UID}:{UID}::{self.home}:/bin/sh\n"
+        )
 
     def run(self, command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run a command of the CLI to its end."""
-        options = ["--docker-path", CLIENT, "--workspace-folder", str(self.repository), "--config", str(self.config)]
+        options = [
+            "--docker-path",
+            CLIENT,
+            "--workspace-folder",
+            str(self.repository),
+            "--config",
+            str(self.config),
+        ]
         become = [
             "setpriv",
             f"--reuid={UID}",
@@ -72,7 +88,19 @@ class DevContainer:
         ]
         mounted = f'mount --bind {self.accounts} /etc/passwd && exec "$@"'
         return subprocess.run(
-            ["unshare", "--mount", "sh", "-c", mounted, "sh", *become, install_cli(), command, *options, *arguments],
+            [
+                "unshare",
+                "--mount",
+                "sh",
+                "-c",
+                mounted,
+                "sh",
+                *become,
+                install_cli(),
+                command,
+                *options,
+                *arguments,
+            ],
             env={"HOME": str(self.home), "PATH": os.environ["PATH"]},
             check=False,
             capture_output=True,

@@ -1,6 +1,8 @@
-"""A second Docker engine that believes in a GPU: with the stand-ins of tests/standins instead of NVIDIA's toolkit.
+"""A second Docker engine that believes in a GPU: with the stand-ins of tests/standins instead of
+NVIDIA's toolkit.
 
-It lives in a network namespace of its own: a second dockerd in the host's would take the first one's bridge away.
+It lives in a network namespace of its own: a second dockerd in the host's would take the first
+one's bridge away.
 """
 
 import json
@@ -17,14 +19,18 @@ from tests.support import CLIENT, IMAGE, ROOT, docker
 
 STANDINS = ROOT / "tests" / "standins"
 FILES = ("/usr/bin/cat", "/usr/bin/dash", "/usr/bin/env", "/usr/bin/ls", "/usr/bin/sleep")
-# Every door of the image begins with tini; in the copy it waits to be looked at, whatever it should start.
+# Every door of the image begins with tini; in the copy it waits to be looked at, whatever it should
+# start.
 WAIT = r"printf '#!/usr/bin/dash\nexec /usr/bin/sleep 600\n' > /usr/bin/tini"
 
 
 @contextmanager
 def running_engine(runtime: bool = True, image: bool = True) -> Iterator["GpuEngine"]:
-    """A `GpuEngine` for the length of a `with` block, with the small copy of our image unless `image` is False."""
-    folder = Path(tempfile.mkdtemp(prefix="gpu-"))  # short: the path of a Unix socket has at most 107 characters
+    """A `GpuEngine` for the length of a `with` block, with the small copy of our image unless
+    `image` is False."""
+    folder = Path(
+        tempfile.mkdtemp(prefix="gpu-")
+    )  # short: the path of a Unix socket has at most 107 characters
     engine = GpuEngine(folder, runtime)
     try:
         engine.start()
@@ -39,7 +45,8 @@ def running_engine(runtime: bool = True, image: bool = True) -> Iterator["GpuEng
 class GpuEngine:
     """dockerd with its own data, socket and network; `start` it, and `stop` it in the end.
 
-    With `runtime=False` it has CDI alone, as Docker on a host where only a CDI specification was made.
+    With `runtime=False` it has CDI alone, as Docker on a host where only a CDI specification was
+    made.
     """
 
     def __init__(self, folder: Path, runtime: bool = True) -> None:
@@ -84,11 +91,15 @@ class GpuEngine:
 
     def stop(self) -> None:
         """Remove the containers and end dockerd."""
-        self.client("rm", "--force", "--volumes", *self.client("ps", "--all", "--quiet").stdout.split())
+        self.client(
+            "rm", "--force", "--volumes", *self.client("ps", "--all", "--quiet").stdout.split()
+        )
         self.daemon.terminate()
         self.daemon.wait(30)
 
-    def client(self, *arguments: str, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    def client(
+        self, *arguments: str, environment: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
         """Run the Docker client against this engine."""
         return subprocess.run(
             [CLIENT, *arguments],
@@ -101,10 +112,14 @@ class GpuEngine:
         )
 
     def import_small_copy(self) -> None:
-        """Have an image of our name, with our image's variables and only a few megabytes of its files."""
-        variables = json.loads(docker("image", "inspect", "--format", "{{json .Config.Env}}", IMAGE))
+        """Have an image of our name, with our image's variables and only a few megabytes of its
+        files."""
+        variables = json.loads(
+            docker("image", "inspect", "--format", "{{json .Config.Env}}", IMAGE)
+        )
         changes = [
-            f"--change=ENV {name}={json.dumps(value)}" for name, _, value in (v.partition("=") for v in variables)
+            f"--change=ENV {name}={json.dumps(value)}"
+            for name, _, value in (v.partition("=") for v in variables)
         ]
         changes.append('--change=ENTRYPOINT ["/usr/bin/tini"]')
         files = f"{{ for file in {' '.join(FILES)}; do echo $file; ldd $file; done; echo /usr/bin/tini; }}"

@@ -1,4 +1,5 @@
-"""`make` finds out which accelerator there is: with real engines that have NVIDIA's runtime, CDI alone, or neither.
+"""`make` finds out which accelerator there is: with real engines that have NVIDIA's runtime, CDI
+alone, or neither.
 
 Device files are looked for below a folder of the test, since this host may have none, or real ones.
 """
@@ -16,7 +17,9 @@ from host.accelerator import find_accelerator
 from tests.modes.gpu_engine import STANDINS, GpuEngine, running_engine
 from tests.support import CLIENT, ROOT
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a second dockerd in its own network namespace needs root")
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0, reason="a second dockerd in its own network namespace needs root"
+)
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +48,15 @@ def found(engine: GpuEngine, root: Path, monkeypatch: pytest.MonkeyPatch) -> tup
     return accelerator.name, accelerator.why
 
 
-def test_the_runtime_and_a_gpu(with_runtime: GpuEngine, gpu_host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_runtime_and_a_gpu(
+    with_runtime: GpuEngine, gpu_host: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert found(with_runtime, gpu_host, monkeypatch) == ("gpu", "Docker has the NVIDIA runtime")
 
 
-def test_windows_subsystem_for_linux(with_runtime: GpuEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_subsystem_for_linux(
+    with_runtime: GpuEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev" / "dxg").touch()
     assert found(with_runtime, tmp_path, monkeypatch)[0] == "gpu"
@@ -76,13 +83,19 @@ def test_a_gpu_that_docker_can_t_hand_out(
     assert "nvidia-ctk runtime configure --runtime=docker" in why
 
 
-def test_no_gpu_at_all(cdi_alone: GpuEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_gpu_at_all(
+    cdi_alone: GpuEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert found(cdi_alone, tmp_path, monkeypatch) == ("cpu", "no NVIDIA GPU was found")
 
 
-def test_the_command_prints_a_word_for_scripts_and_the_reason_for_people(cdi_alone: GpuEngine) -> None:
+def test_the_command_prints_a_word_for_scripts_and_the_reason_for_people(
+    cdi_alone: GpuEngine,
+) -> None:
     environment = {**os.environ, "DOCKER_HOST": cdi_alone.address}
     command = [sys.executable, "-m", "host.accelerator"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True
+    )
     assert done.stdout.strip() in {"cpu", "cdi", "gpu"}
     assert done.stderr.startswith("==> ")

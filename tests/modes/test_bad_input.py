@@ -19,7 +19,12 @@ SHM = "--shm-size=1g"
             "'trian' is neither a mode of this image (jupyter, ssh, train, doctor) nor a program in it",
         ),
         (["/etc/hostname"], [], 127, "'/etc/hostname' is neither a mode"),
-        (["jupyter"], ["--env=PUID=me"], 2, "PUID is 'me', which is no user or group id; give a number above 0"),
+        (
+            ["jupyter"],
+            ["--env=PUID=me"],
+            2,
+            "PUID is 'me', which is no user or group id; give a number above 0",
+        ),
         (["jupyter"], ["--env=PUID=-5"], 2, "PUID is '-5'"),
         (["jupyter"], ["--env=PGID=99999999999"], 2, "PGID is '99999999999'"),
         (["jupyter"], ["--env=JUPYTER_TOKEN="], 2, "JUPYTER_TOKEN is set but empty"),
@@ -35,8 +40,18 @@ SHM = "--shm-size=1g"
             2,
             "JUPYTER_TOKEN_FILE names /nowhere, which is not there",
         ),
-        (["jupyter"], ["--env=JUPYTER_PASSWORD_HASH=secret"], 2, "JUPYTER_PASSWORD_HASH is no argon2 hash"),
-        (["jupyter"], ["--env=JUPYTER_CERTFILE=/nowhere"], 2, "TLS needs both JUPYTER_CERTFILE and JUPYTER_KEYFILE"),
+        (
+            ["jupyter"],
+            ["--env=JUPYTER_PASSWORD_HASH=secret"],
+            2,
+            "JUPYTER_PASSWORD_HASH is no argon2 hash",
+        ),
+        (
+            ["jupyter"],
+            ["--env=JUPYTER_CERTFILE=/nowhere"],
+            2,
+            "TLS needs both JUPYTER_CERTFILE and JUPYTER_KEYFILE",
+        ),
         (["jupyter", "lab", "--port=abc"], [], 2, "--port is 'abc'; give a number from 1 to 65535"),
         (["jupyter", "--port", "99999"], [], 2, "JupyterLab can't listen on port 99999"),
         (["ssh", "-p", "99999"], [], 2, "sshd can't listen on port 99999"),
@@ -46,7 +61,12 @@ SHM = "--shm-size=1g"
             2,
             "JUPYTER_CERTFILE names /nowhere, which is not there",
         ),
-        (["ssh"], ["--env=SSH_PUBLIC_KEY=ssh-ed25519 garbage"], 2, "Line 1 of SSH_PUBLIC_KEY is no public key"),
+        (
+            ["ssh"],
+            ["--env=SSH_PUBLIC_KEY=ssh-ed25519 garbage"],
+            2,
+            "Line 1 of SSH_PUBLIC_KEY is no public key",
+        ),
         (
             ["ssh"],
             ["--env=SSH_PUBLIC_KEY=-----BEGIN OPENSSH PRIVATE KEY-----"],
@@ -54,11 +74,18 @@ SHM = "--shm-size=1g"
             "SSH_PUBLIC_KEY holds a PRIVATE key",
         ),
         (["ssh"], ["--env=SSH_PUBLIC_KEY= "], 2, "SSH_PUBLIC_KEY is set but empty"),
-        (["id"], ["--cap-drop=ALL"], 2, "root may not give /run/pytorch-cuda/environment.sh to uid 0 here"),
+        (
+            ["id"],
+            ["--cap-drop=ALL"],
+            2,
+            "root may not give /run/pytorch-cuda/environment.sh to uid 0 here",
+        ),
         (["id"], ["--cap-drop=ALL", "--cap-add=CHOWN"], 2, "root may not become uid 1000 here"),
     ],
 )
-def test_one_line_says_what_is_wrong(command: list[str], options: list[str], code: int, says: str) -> None:
+def test_one_line_says_what_is_wrong(
+    command: list[str], options: list[str], code: int, says: str
+) -> None:
     done = run_once(*command, options=[SHM, *options])
     assert done.returncode == code, done.stderr
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
@@ -84,12 +111,17 @@ def test_read_only_workspace_is_enough_for_a_program_that_reads(tmp_path: Path) 
 def test_workspace_of_root_is_warned_of_with_what_mends_it(tmp_path: Path) -> None:
     workspace = make_folder(tmp_path / "w", 0)
     done = run_once("train", "--help", options=[SHM, f"--volume={workspace}:/workspace"])
-    assert "warning: /workspace belongs to 0:0 (mode 0755), and uid 1000 may not write there" in done.stderr
+    assert (
+        "warning: /workspace belongs to 0:0 (mode 0755), and uid 1000 may not write there"
+        in done.stderr
+    )
     assert "chown" in done.stderr
 
 
 @pytest.mark.parametrize("content", ["", None])
-def test_unreadable_or_empty_secret_is_named_with_path_and_mode(tmp_path: Path, content: str | None) -> None:
+def test_unreadable_or_empty_secret_is_named_with_path_and_mode(
+    tmp_path: Path, content: str | None
+) -> None:
     file = tmp_path / "token"
     file.write_text("hidden-value" if content is None else content)
     file.chmod(0o600)

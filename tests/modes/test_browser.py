@@ -1,4 +1,5 @@
-"""JupyterLab and Notebook 7 in a real Chromium, as a person uses them. Screenshots go to .build/screenshots."""
+"""JupyterLab and Notebook 7 in a real Chromium, as a person uses them. Screenshots go to
+.build/screenshots."""
 
 import json
 import shutil
@@ -62,7 +63,9 @@ def serving(*command: str, options: tuple[str, ...] = ()) -> Iterator[Container]
     """`started`, published at the port that the printed link names; ready when the block begins."""
     port = free_port()
     publish = (f"--publish=127.0.0.1:{port}:8888", f"--env=JUPYTER_PORT={port}", "--shm-size=1g")
-    with started(*command, options=(*publish, *options), announced=["Invalid credentials", "wrote error"]) as container:
+    with started(
+        *command, options=(*publish, *options), announced=["Invalid credentials", "wrote error"]
+    ) as container:
         wait_until(lambda: container.health() == "healthy", "a healthy Jupyter")
         yield container
 
@@ -71,11 +74,25 @@ def serving(*command: str, options: tuple[str, ...] = ()) -> Iterator[Container]
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the workspace, of another owner, with one more notebook."""
     folder = tmp_path_factory.mktemp("browser") / "workspace"
-    shutil.copytree(ROOT / "workspace", folder, ignore=shutil.ignore_patterns("runs", "__pycache__"))
+    shutil.copytree(
+        ROOT / "workspace", folder, ignore=shutil.ignore_patterns("runs", "__pycache__")
+    )
     source = "import matplotlib.pyplot as plt\nplt.plot([3, 1, 2])\nplt.title('three points');"
-    cell = {"cell_type": "code", "id": "plot", "metadata": {}, "source": source, "outputs": [], "execution_count": None}
+    cell = {
+        "cell_type": "code",
+        "id": "plot",
+        "metadata": {},
+        "source": source,
+        "outputs": [],
+        "execution_count": None,
+    }
     kernel = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
-    notebook = {"cells": [cell], "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
+    notebook = {
+        "cells": [cell],
+        "metadata": {"kernelspec": kernel},
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
     (folder / "plot.ipynb").write_text(json.dumps(notebook))
     subprocess.run(["chown", "-R", "12345:12345", str(folder)], check=True)
     return folder
@@ -102,7 +119,9 @@ def printed_link(container: Container) -> str:
 def opened(container: Container, page: Page, path: str) -> None:
     """Log in by the printed link, then open a notebook and wait for its kernel."""
     link = printed_link(container)
-    page.goto(f"{link}&reset")  # without what the browser before left open: Lab keeps that on the server
+    page.goto(
+        f"{link}&reset"
+    )  # without what the browser before left open: Lab keeps that on the server
     expect(page.locator(".jp-Launcher").first).to_be_visible()
     page.goto(f"{link.partition('/lab')[0]}/lab/tree/{path}?reset")
     expect(page.locator(".jp-Notebook .jp-CodeCell").first).to_be_visible()
@@ -186,7 +205,9 @@ def test_terminal_sees_what_docker_exec_sees(lab: Container, page: Page, workspa
     page.locator(".jp-LauncherCard", has_text="Terminal").click()
     expect(page.locator(".jp-Terminal .xterm-screen")).to_be_visible()
     page.locator(".jp-Terminal .xterm-screen").click()
-    page.keyboard.type("cd; command -v python; env -0 > /workspace/env.part; mv /workspace/env.part /workspace/env\n")
+    page.keyboard.type(
+        "cd; command -v python; env -0 > /workspace/env.part; mv /workspace/env.part /workspace/env\n"
+    )
     made = workspace / "env"
     wait_until(made.exists, "what the terminal's command writes")
     screenshot(page, "terminal")
@@ -194,7 +215,9 @@ def test_terminal_sees_what_docker_exec_sees(lab: Container, page: Page, workspa
     executed = variables(lab.execute("bash", "-lc", "env -0", user="dev"))
     shared = executed.keys() - PERSONAL
     assert {"PATH", "VIRTUAL_ENV", "PIP_CONSTRAINT", "PYTORCH_VERSION"} <= shared
-    assert {name: terminal.get(name) for name in shared} == {name: executed[name] for name in shared}
+    assert {name: terminal.get(name) for name in shared} == {
+        name: executed[name] for name in shared
+    }
     token = printed_link(lab).partition("token=")[2]
     assert [name for name, value in terminal.items() if token in value] == []
 

@@ -18,7 +18,12 @@ class Project:
 
     def __init__(self, name: str, workspace: Path) -> None:
         self.ports = {"JUPYTER_PORT": str(free_port()), "SSH_PORT": str(free_port())}
-        self.environment = {**os.environ, **self.ports, "ACCELERATOR": "cpu", "WORKSPACE": str(workspace)}
+        self.environment = {
+            **os.environ,
+            **self.ports,
+            "ACCELERATOR": "cpu",
+            "WORKSPACE": str(workspace),
+        }
         self.command = [CLIENT, "compose", "--project-name", name, "--project-directory", str(ROOT)]
 
     def compose(self, *arguments: str, check: bool = True, timeout_s: float = 120) -> str:
@@ -32,7 +37,9 @@ class Project:
             timeout=timeout_s,
             stdin=subprocess.DEVNULL,
         )
-        assert not check or done.returncode == 0, f"compose {' '.join(arguments)}\n{done.stdout}\n{done.stderr}"
+        assert not check or done.returncode == 0, (
+            f"compose {' '.join(arguments)}\n{done.stdout}\n{done.stderr}"
+        )
         return done.stdout
 
     def log(self, service: str) -> str:
@@ -63,7 +70,9 @@ def test_jupyter_prints_a_link_that_opens(project: Project) -> None:
 
 def test_published_ports_are_reachable_from_this_host_only(project: Project) -> None:
     config = json.loads(project.compose("config", "--format", "json"))
-    published = [port for service in config["services"].values() for port in service.get("ports", [])]
+    published = [
+        port for service in config["services"].values() for port in service.get("ports", [])
+    ]
     assert len(published) == 2
     assert {port["host_ip"] for port in published} == {"127.0.0.1"}
 
@@ -71,7 +80,9 @@ def test_published_ports_are_reachable_from_this_host_only(project: Project) -> 
 def test_host_keys_outlive_the_container_and_differ_between_projects(project: Project) -> None:
     def fingerprint() -> str:
         project.compose("up", "--detach", "--wait", "ssh")
-        found = wait_until(lambda: re.search(r"SHA256:\S+", project.log("ssh")), "a fingerprint in the log")
+        found = wait_until(
+            lambda: re.search(r"SHA256:\S+", project.log("ssh")), "a fingerprint in the log"
+        )
         return found[0]
 
     first = fingerprint()
@@ -89,7 +100,9 @@ def test_home_outlives_the_container(project: Project) -> None:
     assert "kept" in project.compose("exec", "-T", "ssh", "ls", "/home/dev")
 
 
-def test_train_reaches_the_promised_accuracy_and_leaves_files_of_the_workspace_owner(project: Project) -> None:
+def test_train_reaches_the_promised_accuracy_and_leaves_files_of_the_workspace_owner(
+    project: Project,
+) -> None:
     printed = project.compose("run", "--rm", "-T", "train", "--device", "cpu", timeout_s=300)
     accuracy = re.search(r"^digits: accuracy (\d+\.\d+)%", printed, re.MULTILINE)
     assert accuracy, printed
@@ -102,5 +115,10 @@ def test_train_reaches_the_promised_accuracy_and_leaves_files_of_the_workspace_o
 
 def test_health_is_reported(project: Project) -> None:
     project.compose("up", "--detach", "--wait", "jupyter")
-    state = docker("inspect", "--format", "{{.State.Health.Status}}", project.compose("ps", "-q", "jupyter").strip())
+    state = docker(
+        "inspect",
+        "--format",
+        "{{.State.Health.Status}}",
+        project.compose("ps", "-q", "jupyter").strip(),
+    )
     assert state.strip() == "healthy"

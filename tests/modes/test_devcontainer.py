@@ -1,4 +1,5 @@
-"""VS Code's "Reopen in Container", by the CLI it uses itself, as a user of the host who has uid 4242."""
+"""VS Code's "Reopen in Container", by the CLI it uses itself, as a user of the host who has uid
+4242."""
 
 import json
 import os
@@ -14,12 +15,22 @@ import pytest
 
 from tests.conftest import docker_has_gpu
 from tests.image.test_pip import make_wheel
-from tests.modes.devcontainer_cli import UID, DevContainer, copy_repository, install_cli, read_config
+from tests.modes.devcontainer_cli import (
+    UID,
+    DevContainer,
+    copy_repository,
+    install_cli,
+    read_config,
+)
 from tests.modes.gpu_engine import GpuEngine, running_engine
 from tests.support import CLIENT, IMAGE, ROOT, docker, make_folder
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user of the host, which needs root")
-CONFIGS = {name: ROOT / ".devcontainer" / name / "devcontainer.json" for name in (".", "gpu", "cpu")}
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0, reason="becomes another user of the host, which needs root"
+)
+CONFIGS = {
+    name: ROOT / ".devcontainer" / name / "devcontainer.json" for name in (".", "gpu", "cpu")
+}
 DIFFERENT = {"name", "hostRequirements", "build", "runArgs"}
 
 
@@ -30,7 +41,9 @@ def container() -> Iterator[DevContainer]:
     folder.chmod(0o755)
     container = DevContainer(copy_repository(folder / f"clone{uuid.uuid4().hex[:8]}"))
     try:
-        container.layers = layers_of(docker("inspect", "--format", "{{.Image}}", container.up()).strip())
+        container.layers = layers_of(
+            docker("inspect", "--format", "{{.Image}}", container.up()).strip()
+        )
         yield container
     finally:
         volumes = '{{range .Mounts}}{{if eq .Type "volume"}}{{.Name}} {{end}}{{end}}'
@@ -38,13 +51,20 @@ def container() -> Iterator[DevContainer]:
             homes = docker("inspect", "--format", volumes, name).split()
             docker("rm", "--force", name)
             docker("volume", "rm", *homes, check=False)  # none, where the home was not kept
-        tags = ["--format", "{{.Repository}}", "--filter", f"reference=vsc-{container.repository.name}-*"]
+        tags = [
+            "--format",
+            "{{.Repository}}",
+            "--filter",
+            f"reference=vsc-{container.repository.name}-*",
+        ]
         docker("image", "rm", *docker("image", "ls", *tags).split())
         shutil.rmtree(folder)
 
 
 def layers_of(image: str) -> list[str]:
-    return list(json.loads(docker("image", "inspect", "--format", "{{json .RootFS.Layers}}", image)))
+    return list(
+        json.loads(docker("image", "inspect", "--format", "{{json .RootFS.Layers}}", image))
+    )
 
 
 def containers_of(container: DevContainer) -> list[str]:
@@ -59,11 +79,18 @@ def test_creation_says_what_was_found(container: DevContainer) -> None:
 
 
 def test_the_user_is_dev_with_the_host_s_ids(container: DevContainer) -> None:
-    assert container.execute("id -un; id -u; id -g; pwd").split() == ["dev", str(UID), str(UID), container.workspace]
+    assert container.execute("id -un; id -u; id -g; pwd").split() == [
+        "dev",
+        str(UID),
+        str(UID),
+        container.workspace,
+    ]
 
 
 def test_interpreter_torch_and_the_package_in_the_clone(container: DevContainer) -> None:
-    interpreter = read_config(CONFIGS["."])["customizations"]["vscode"]["settings"]["python.defaultInterpreterPath"]
+    interpreter = read_config(CONFIGS["."])["customizations"]["vscode"]["settings"][
+        "python.defaultInterpreterPath"
+    ]
     assert container.execute("command -v python").strip() == interpreter
     script = "import torch, torchvision, amptrain; print(torch.__version__, amptrain.__file__)"
     assert container.execute(f"{interpreter} -c '{script}'").split() == [
@@ -74,12 +101,19 @@ def test_interpreter_torch_and_the_package_in_the_clone(container: DevContainer)
 
 def test_edits_in_the_repository_are_live(container: DevContainer) -> None:
     container.execute(f"echo 'ANSWER = 42' > {container.workspace}/workspace/amptrain/answer.py")
-    assert container.execute("python -c 'from amptrain.answer import ANSWER; print(ANSWER)'").strip() == "42"
-    container.execute(f"rm {container.workspace}/workspace/amptrain/answer.py")  # or the next build is another image
+    assert (
+        container.execute("python -c 'from amptrain.answer import ANSWER; print(ANSWER)'").strip()
+        == "42"
+    )
+    container.execute(
+        f"rm {container.workspace}/workspace/amptrain/answer.py"
+    )  # or the next build is another image
 
 
 def test_training_leaves_files_of_the_host_s_user(container: DevContainer) -> None:
-    printed = container.execute("cd workspace && python train_amp.py --device cpu --max-steps 12 --name dev 2>&1")
+    printed = container.execute(
+        "cd workspace && python train_amp.py --device cpu --max-steps 12 --name dev 2>&1"
+    )
     assert "accuracy" in printed
     made = [path for path in (container.repository / "workspace/runs").rglob("*")]
     assert any(path.name == "result.json" for path in made)
@@ -87,11 +121,15 @@ def test_training_leaves_files_of_the_host_s_user(container: DevContainer) -> No
 
 
 def test_the_editor_s_server_and_pip_have_a_home(container: DevContainer) -> None:
-    container.execute("mkdir -p ~/.vscode-server/extensions/some ~/.vscode-server/bin && touch ~/.vscode-server/bin/x")
+    container.execute(
+        "mkdir -p ~/.vscode-server/extensions/some ~/.vscode-server/bin && touch ~/.vscode-server/bin/x"
+    )
     make_wheel(make_folder(container.repository / "wheels"), "smallpackage", "1.2")
     container.execute("pip install --no-index --find-links wheels smallpackage")
     assert container.execute("ls -d ~/.local/lib/python3*/site-packages/smallpackage*")
-    owners = container.execute("stat -c %u ~ ~/.vscode-server ~/.vscode-server/extensions ~/.local ~/.cache").split()
+    owners = container.execute(
+        "stat -c %u ~ ~/.vscode-server ~/.vscode-server/extensions ~/.local ~/.cache"
+    ).split()
     assert set(owners) == {str(UID)}
 
 
@@ -101,7 +139,9 @@ def test_the_image_s_entrypoint_prepared_it(container: DevContainer) -> None:
 
 
 def test_shared_memory_and_privileges(container: DevContainer) -> None:
-    shown = container.execute("df --output=size -B1 /dev/shm | tail -1; grep NoNewPrivs /proc/self/status").split()
+    shown = container.execute(
+        "df --output=size -B1 /dev/shm | tail -1; grep NoNewPrivs /proc/self/status"
+    ).split()
     assert shown == [str(8 * 1024**3), "NoNewPrivs:", "1"]
 
 
@@ -110,11 +150,14 @@ def test_a_rebuild_keeps_the_home(container: DevContainer) -> None:
     before = containers_of(container)
     container.up("--remove-existing-container")
     assert set(containers_of(container)).isdisjoint(before)
-    assert container.execute("cat ~/.kept && stat -c %u ~/.vscode-server/extensions/kept").split() == ["kept", str(UID)]
+    assert container.execute(
+        "cat ~/.kept && stat -c %u ~/.vscode-server/extensions/kept"
+    ).split() == ["kept", str(UID)]
 
 
 def test_the_image_is_reused_and_nothing_is_pulled(container: DevContainer) -> None:
-    """All comes from the Dockerfile, whose base is there: no features, no image of somebody else's."""
+    """All comes from the Dockerfile, whose base is there: no features, no image of somebody
+    else's."""
     for path in CONFIGS.values():
         assert not read_config(path).keys() & {"features", "image", "dockerComposeFile"}
     assert container.layers[: len(layers_of(IMAGE))] == layers_of(IMAGE)
@@ -123,7 +166,9 @@ def test_the_image_is_reused_and_nothing_is_pulled(container: DevContainer) -> N
 def test_without_a_gpu_none_is_asked_for(container: DevContainer) -> None:
     if docker_has_gpu():
         pytest.skip("this host has a GPU: the request is right here")
-    shown = docker("inspect", "--format", "{{json .HostConfig.DeviceRequests}}", containers_of(container)[0])
+    shown = docker(
+        "inspect", "--format", "{{json .HostConfig.DeviceRequests}}", containers_of(container)[0]
+    )
     assert json.loads(shown) in (None, [])
 
 
@@ -132,14 +177,23 @@ def test_without_a_gpu_none_is_asked_for(container: DevContainer) -> None:
 
 def test_they_differ_in_the_gpu_alone() -> None:
     main, gpu, cpu = (read_config(path) for path in CONFIGS.values())
-    same = [{key: value for key, value in config.items() if key not in DIFFERENT} for config in (main, gpu, cpu)]
+    same = [
+        {key: value for key, value in config.items() if key not in DIFFERENT}
+        for config in (main, gpu, cpu)
+    ]
     assert same[0] == same[1] == same[2]
-    assert main["runArgs"] == cpu["runArgs"] == [argument for argument in gpu["runArgs"] if argument != "--gpus=all"]
+    assert (
+        main["runArgs"]
+        == cpu["runArgs"]
+        == [argument for argument in gpu["runArgs"] if argument != "--gpus=all"]
+    )
     for path, config in zip(CONFIGS.values(), (main, gpu, cpu), strict=True):
         assert (path.parent / config["build"]["dockerfile"]).resolve() == ROOT / "Dockerfile"
         assert (path.parent / config["build"]["context"]).resolve() == ROOT
         assert config["build"]["target"] == "devcontainer"
-    assert {"ms-python.python", "ms-toolsai.jupyter"} <= set(main["customizations"]["vscode"]["extensions"])
+    assert {"ms-python.python", "ms-toolsai.jupyter"} <= set(
+        main["customizations"]["vscode"]["extensions"]
+    )
     assert main["forwardPorts"] == [int(port) for port in main["portsAttributes"]] == [8888, 6006]
 
 
@@ -156,7 +210,8 @@ REQUEST = [{"Driver": "", "Count": -1, "DeviceIDs": None, "Capabilities": [["gpu
 def test_where_docker_has_nvidia_s_runtime(
     name: str, request_: list[dict[str, Any]] | None, gpu_engine: GpuEngine, tmp_path: Path
 ) -> None:
-    """The small copy of the image has no shell for the CLI to go on with: what counts is what it asked Docker for."""
+    """The small copy of the image has no shell for the CLI to go on with: what counts is what it
+    asked Docker for."""
     config = read_config(CONFIGS[name])
     del config["build"]
     small = {"image": IMAGE, "mounts": [], "updateRemoteUserUID": False}
@@ -171,5 +226,7 @@ def test_where_docker_has_nvidia_s_runtime(
     )
     label = f"label=devcontainer.local_folder={tmp_path}"
     [container] = gpu_engine.client("ps", "--all", "--quiet", "--filter", label).stdout.split()
-    shown = gpu_engine.client("inspect", "--format", "{{json .HostConfig.DeviceRequests}}", container).stdout
+    shown = gpu_engine.client(
+        "inspect", "--format", "{{json .HostConfig.DeviceRequests}}", container
+    ).stdout
     assert json.loads(shown) == request_

@@ -1,4 +1,5 @@
-"""doctor in containers: each finding is made true by the engine's own options, and told with what mends it."""
+"""doctor in containers: each finding is made true by the engine's own options, and told with what
+mends it."""
 
 import json
 import socket
@@ -8,7 +9,16 @@ from pathlib import Path
 import pytest
 
 from entrypoints.checks.gpu import ARCHITECTURES
-from tests.support import IMAGE, Container, docker, docker_process, make_folder, run_once, started, wait_until
+from tests.support import (
+    IMAGE,
+    Container,
+    docker,
+    docker_process,
+    make_folder,
+    run_once,
+    started,
+    wait_until,
+)
 
 SHM = "--shm-size=1g"
 GPU_NODES = [f"--device=/dev/null:/dev/{name}" for name in ("nvidia0", "nvidiactl", "nvidia-uvm")]
@@ -24,7 +34,8 @@ def parsed(output: str) -> tuple[int, Findings]:
 
 
 def ask(*options: str) -> Findings:
-    """The findings of `doctor --json` in a fresh container with these options; its exit code is its worst finding's."""
+    """The findings of `doctor --json` in a fresh container with these options; its exit code is its
+    worst finding's."""
     done = run_once("doctor", "--json", options=[SHM, *options])
     code, findings = parsed(done.stdout)
     assert done.returncode == code, done.stderr
@@ -48,7 +59,9 @@ def test_nothing_to_do_without_a_gpu(tmp_path: Path) -> None:
     trouble = [finding for finding in findings if finding["severity"] in ("warning", "error")]
     assert not trouble
     assert "training runs on the CPU" in texts(findings, "gpu", "note")
-    assert "belongs to 12345:12345, work is done as 12345:12345" in texts(findings, "workspace", "ok")
+    assert "belongs to 12345:12345, work is done as 12345:12345" in texts(
+        findings, "workspace", "ok"
+    )
     assert "torch 2.6.0+cu124, CUDA 12.4, GPUs: 0" in texts(findings, "torch", "ok")
     assert "cuDNN 9.1.0, from site-packages" in texts(findings, "cudnn", "ok")
     assert "tini takes SIGTERM and reaps" in texts(findings, "pid 1", "ok")
@@ -56,12 +69,19 @@ def test_nothing_to_do_without_a_gpu(tmp_path: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
-# One container each, with what can be wrong at the same time: (check, severity, parts of what is said).
+# One container each, with what can be wrong at the same time: (check, severity, parts of what is
+# said).
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
         pytest.param(
-            ["--shm-size=64m", "--cpus=1", "--memory=1g", "--ulimit=nofile=1024:1024", "--network=none"],
+            [
+                "--shm-size=64m",
+                "--cpus=1",
+                "--memory=1g",
+                "--ulimit=nofile=1024:1024",
+                "--network=none",
+            ],
             [
                 ("shm", "warning", "/dev/shm has 64 MiB|'Bus error'|--shm-size 8g"),
                 ("cpu", "note", "1 of|by quota"),
@@ -73,10 +93,23 @@ def test_nothing_to_do_without_a_gpu(tmp_path: Path) -> None:
         ),
         pytest.param(
             [
-                *("--cpus=1", "--env=OMP_NUM_THREADS=64", "--memory=4g", "--ulimit=nofile=1024:9000"),
-                *("--network=none", "--hostname=box", "--add-host=box:127.0.0.1", "--env=NVIDIA_VISIBLE_DEVICES=all"),
+                *(
+                    "--cpus=1",
+                    "--env=OMP_NUM_THREADS=64",
+                    "--memory=4g",
+                    "--ulimit=nofile=1024:9000",
+                ),
+                *(
+                    "--network=none",
+                    "--hostname=box",
+                    "--add-host=box:127.0.0.1",
+                    "--env=NVIDIA_VISIBLE_DEVICES=all",
+                ),
                 *("--env=JUPYTER_TOKEN_FILE=/nowhere", "--env=SSH_PUBLIC_KEY=ssh-ed25519 garbage"),
-                *("--tmpfs=/workspace:size=64m", "--tmpfs=/opt/venv/lib/python3.13/site-packages/torch"),
+                *(
+                    "--tmpfs=/workspace:size=64m",
+                    "--tmpfs=/opt/venv/lib/python3.13/site-packages/torch",
+                ),
             ],
             [
                 ("cpu", "warning", "OMP_NUM_THREADS=64, but 1 of|<= 1"),
@@ -86,13 +119,22 @@ def test_nothing_to_do_without_a_gpu(tmp_path: Path) -> None:
                 ("gpu", "warning", "no /dev/nvidia0|--gpus all|nvidia-ctk"),
                 ("secrets", "error", "JUPYTER_TOKEN_FILE names /nowhere|no public key"),
                 ("disk", "error", "64 MiB free in /workspace|>= 1.0 GiB"),
-                ("workspace", "error", "belongs to 0:0, work is done as 1000:1000|Permission denied|chown"),
+                (
+                    "workspace",
+                    "error",
+                    "belongs to 0:0, work is done as 1000:1000|Permission denied|chown",
+                ),
                 ("torch", "error", "torch can't be imported"),
             ],
             id="wrong",
         ),
         pytest.param(
-            [*GPU_NODES, "--tmpfs=/workspace:size=2g", "--env=GLOO_SOCKET_IFNAME=eth7", "--env=JUPYTER_TOKEN=abc"],
+            [
+                *GPU_NODES,
+                "--tmpfs=/workspace:size=2g",
+                "--env=GLOO_SOCKET_IFNAME=eth7",
+                "--env=JUPYTER_TOKEN=abc",
+            ],
             [
                 ("gpu", "ok", "/dev/nvidia0"),
                 ("libcuda", "error", "libcuda.so.1 can't be loaded|--gpus all"),
@@ -106,7 +148,11 @@ def test_nothing_to_do_without_a_gpu(tmp_path: Path) -> None:
         ),
         pytest.param(
             [
-                *(*GPU_NODES[:2], "--env=NVIDIA_DRIVER_CAPABILITIES=utility", "--env=CUDA_VISIBLE_DEVICES="),
+                *(
+                    *GPU_NODES[:2],
+                    "--env=NVIDIA_DRIVER_CAPABILITIES=utility",
+                    "--env=CUDA_VISIBLE_DEVICES=",
+                ),
                 "--env=GLOO_SOCKET_IFNAME=lo",
             ],
             [
@@ -117,15 +163,31 @@ def test_nothing_to_do_without_a_gpu(tmp_path: Path) -> None:
             ],
             id="half-a-driver",
         ),
-        pytest.param(["--env=PUID=4242"], [("workspace", "note", "the image's own copy: what is made")], id="given"),
-        pytest.param(["--user=12345"], [("workspace", "warning", "uid 12345 can't write|-v ./workspace")], id="uid"),
-        pytest.param(["--read-only"], [("user", "error", "--tmpfs /tmp --tmpfs /run")], id="read-only-without-tmp"),
         pytest.param(
-            ["--read-only", "--tmpfs=/tmp"], [("workspace", "warning", "uid 1000 can't write there")], id="read-only"
+            ["--env=PUID=4242"],
+            [("workspace", "note", "the image's own copy: what is made")],
+            id="given",
+        ),
+        pytest.param(
+            ["--user=12345"],
+            [("workspace", "warning", "uid 12345 can't write|-v ./workspace")],
+            id="uid",
+        ),
+        pytest.param(
+            ["--read-only"],
+            [("user", "error", "--tmpfs /tmp --tmpfs /run")],
+            id="read-only-without-tmp",
+        ),
+        pytest.param(
+            ["--read-only", "--tmpfs=/tmp"],
+            [("workspace", "warning", "uid 1000 can't write there")],
+            id="read-only",
         ),
         pytest.param(["--env=PUID=me"], [("user", "error", "PUID is 'me'")], id="no-user"),
         pytest.param(
-            ["--cap-drop=ALL"], [("user", "error", "may not become uid 1000|--cap-add SETUID")], id="no-capability"
+            ["--cap-drop=ALL"],
+            [("user", "error", "may not become uid 1000|--cap-add SETUID")],
+            id="no-capability",
         ),
     ],
 )
@@ -133,7 +195,9 @@ def test_findings(options: list[str], expected: list[tuple[str, str, str]]) -> N
     findings = ask(*options)
     for check, severity, says in expected:
         for part in says.split("|"):
-            assert part in texts(findings, check, severity), f"{check}: {json.dumps(findings, indent=1)}"
+            assert part in texts(findings, check, severity), (
+                f"{check}: {json.dumps(findings, indent=1)}"
+            )
 
 
 def test_read_only_workspace(tmp_path: Path) -> None:
@@ -149,7 +213,11 @@ def test_workspace_of_somebody_else(tmp_path: Path) -> None:
 
 
 def test_workspace_of_root_that_all_may_write_to(tmp_path: Path) -> None:
-    told = texts(ask(f"--volume={make_folder(tmp_path / 'w', owner=0, mode=0o777)}:/workspace"), "workspace", "note")
+    told = texts(
+        ask(f"--volume={make_folder(tmp_path / 'w', owner=0, mode=0o777)}:/workspace"),
+        "workspace",
+        "note",
+    )
     assert "belongs to 0:0, work is done as 1000:1000; it can be written to" in told
 
 
@@ -157,7 +225,9 @@ def test_unreadable_secrets_are_named_and_none_is_told(tmp_path: Path) -> None:
     for name in ("token", "hf_token"):
         (tmp_path / name).write_text("geheim-4711")
         (tmp_path / name).chmod(0o600)
-    mounts = [f"--volume={tmp_path / name}:/run/secrets/{name}:ro" for name in ("token", "hf_token")]
+    mounts = [
+        f"--volume={tmp_path / name}:/run/secrets/{name}:ro" for name in ("token", "hf_token")
+    ]
     options = [*mounts, "--env=JUPYTER_TOKEN_FILE=/run/secrets/token"]
     as_root, as_user = ask(*options), ask(*options, "--user=1000:1000")
     assert "JUPYTER_TOKEN can be read" in texts(as_root, "secrets", "ok")
@@ -195,7 +265,9 @@ def test_foreign_cudnn_wins_and_is_named() -> None:
 
 
 def test_killed_for_want_of_memory() -> None:
-    with started("sleep", "infinity", options=[SHM, "--memory=600m", "--memory-swap=600m"]) as container:
+    with started(
+        "sleep", "infinity", options=[SHM, "--memory=600m", "--memory-swap=600m"]
+    ) as container:
         hungry = "python3 -c \"b = bytearray(b'x') * (900 << 20)\"; echo $?"
         assert "137" in container.execute("sh", "-c", hungry, check=False)
         findings = parsed(container.execute("doctor", "--json", check=False))[1]
@@ -228,8 +300,11 @@ def test_constants_are_the_image_s() -> None:
 
 @pytest.fixture
 def server() -> Iterator[Container]:
-    """An ssh container with the nodes of one GPU, which can lose it; without a driver, start says so."""
-    with started("ssh", options=[SHM, *GPU_NODES, "--cap-add=MKNOD"], announced=["libcuda", "libnvidia-ml"]) as found:
+    """An ssh container with the nodes of one GPU, which can lose it; without a driver, start says
+    so."""
+    with started(
+        "ssh", options=[SHM, *GPU_NODES, "--cap-add=MKNOD"], announced=["libcuda", "libnvidia-ml"]
+    ) as found:
         found.wait_for_log("Server listening")
         yield found
 
@@ -242,10 +317,13 @@ def exec_code(container: Container, *command: str) -> tuple[int, str]:
 
 def test_health_turns_unhealthy_when_a_gpu_is_lost(server: Container) -> None:
     wait_until(lambda: server.health() == "healthy", "healthy with the GPU")
-    # The node stays and the cgroup forbids it, as after a daemon-reload: device 195 was never allowed here.
+    # The node stays and the cgroup forbids it, as after a daemon-reload: device 195 was never
+    # allowed here.
     server.execute("sh", "-c", "rm /dev/nvidia0 && mknod -m 666 /dev/nvidia0 c 195 0")
     code, told = exec_code(server, *HEALTH)
-    assert (code, "/dev/nvidia0 could be opened at start and can't be now" in told) == (1, True), told
+    assert (code, "/dev/nvidia0 could be opened at start and can't be now" in told) == (1, True), (
+        told
+    )
     findings = parsed(server.execute("doctor", "--json", check=False))[1]
     assert "can't be now" in texts(findings, "gpu", "error")
     assert "nvidia-ctk system create-dev-char-symlinks" in texts(findings, "gpu", "error")
@@ -264,7 +342,9 @@ def test_node_whose_mode_shuts_the_user_out(server: Container) -> None:
 def test_asking_in_a_running_container_changes_nothing(server: Container) -> None:
     def state() -> str:
         return server.execute(
-            "sh", "-c", "cd /run/pytorch-cuda; md5sum passwd shadow mode.json environment.sh gpus.json"
+            "sh",
+            "-c",
+            "cd /run/pytorch-cuda; md5sum passwd shadow mode.json environment.sh gpus.json",
         )
 
     before = state()
@@ -288,5 +368,9 @@ def test_colour_on_a_terminal_only_and_never_with_no_color() -> None:
 def test_start_tells_the_gpu_in_brief() -> None:
     with started("ssh", options=[SHM]) as container:
         container.wait_for_log("^gpu: none in this container; training runs on the CPU$")
-    with started("ssh", options=[SHM, "--memory=1g"], announced=["warning: limited to 1.0 GiB"]) as container:
-        container.wait_for_log(r"^warning: limited to 1.0 GiB; .* Needed: >= 4.0 GiB. docker run --memory 8g\.$")
+    with started(
+        "ssh", options=[SHM, "--memory=1g"], announced=["warning: limited to 1.0 GiB"]
+    ) as container:
+        container.wait_for_log(
+            r"^warning: limited to 1.0 GiB; .* Needed: >= 4.0 GiB. docker run --memory 8g\.$"
+        )

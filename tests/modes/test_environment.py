@@ -61,25 +61,42 @@ PYTHON = f"python - <<'EOF'\n{CODE}\nEOF\n"
         {"options": ("-T",), "stdin": PYTHON},  # ssh -T host
     ],
 )
-def test_ssh_session(sshd: Container, ssh: Ssh, expected: dict[str, str], user: str, session: dict[str, Any]) -> None:
+def test_ssh_session(
+    sshd: Container, ssh: Ssh, expected: dict[str, str], user: str, session: dict[str, Any]
+) -> None:
     command = session.get("command", [])
-    done = ssh(sshd, *command, user=user, options=session.get("options", ()), stdin=session.get("stdin", ""))
+    done = ssh(
+        sshd,
+        *command,
+        user=user,
+        options=session.get("options", ()),
+        stdin=session.get("stdin", ""),
+    )
     assert json.loads(done.stdout.strip().splitlines()[-1]) == expected, done.stderr
 
 
 def test_ssh_terminal(sshd: Container, ssh: Ssh, expected: dict[str, str]) -> None:
-    done = ssh(sshd, options=("-tt",), stdin=f"python -c '{CODE.replace(chr(39), chr(34))}' > ~/seen; exit\n")
+    done = ssh(
+        sshd,
+        options=("-tt",),
+        stdin=f"python -c '{CODE.replace(chr(39), chr(34))}' > ~/seen; exit\n",
+    )
     assert done.returncode == 0
     assert json.loads(ssh(sshd, "cat ~/seen").stdout) == expected
 
 
 def test_ssh_session_has_no_credential(sshd: Container, ssh: Ssh) -> None:
     for user in ("dev", "root"):
-        assert "SSH_PUBLIC_KEY" not in ssh(sshd, "env; cat /run/pytorch-cuda/environment.sh", user=user).stdout
+        assert (
+            "SSH_PUBLIC_KEY"
+            not in ssh(sshd, "env; cat /run/pytorch-cuda/environment.sh", user=user).stdout
+        )
 
 
 def test_what_a_session_sets_itself_is_kept_in_its_shells(sshd: Container, ssh: Ssh) -> None:
-    done = ssh(sshd, "export PATH=/mine:$PATH HF_HOME=/else; bash -ic 'echo $PATH $HF_HOME' 2>/dev/null")
+    done = ssh(
+        sshd, "export PATH=/mine:$PATH HF_HOME=/else; bash -ic 'echo $PATH $HF_HOME' 2>/dev/null"
+    )
     path, home = done.stdout.split()
     assert path.startswith("/mine:")
     assert home == "/else"
@@ -97,16 +114,24 @@ def test_kernel(expected: dict[str, str]) -> None:
     with started("jupyter", options=options) as container:
         assert ask(container, "/api/status", "secret-token")[0] == 200
         assert json.loads(run_in_kernel(container, "secret-token", CODE)) == expected
-        assert "secret-token" not in run_in_kernel(container, "secret-token", "import os; print(dict(os.environ))")
+        assert "secret-token" not in run_in_kernel(
+            container, "secret-token", "import os; print(dict(os.environ))"
+        )
 
 
 def test_given_token_is_in_no_program_s_environment() -> None:
-    with started("jupyter", options=["--shm-size=1g", "--env=JUPYTER_TOKEN=secret-token"]) as container:
+    with started(
+        "jupyter", options=["--shm-size=1g", "--env=JUPYTER_TOKEN=secret-token"]
+    ) as container:
         container.wait_for_log("is running at")
-        assert "secret-token" in container.execute("cat", "/proc/1/environ")  # tini's: the engine itself set it
+        assert "secret-token" in container.execute(
+            "cat", "/proc/1/environ"
+        )  # tini's: the engine itself set it
         assert container.execute("cat", "/proc/1/environ", user="dev", check=False) == ""
         server = container.execute("pgrep", "-f", "jupyter-lab").split()[0]
-        seen = container.execute("cat", f"/proc/{server}/environ", f"/proc/{server}/cmdline", user="dev")
+        seen = container.execute(
+            "cat", f"/proc/{server}/environ", f"/proc/{server}/cmdline", user="dev"
+        )
         assert "PIP_CONSTRAINT" in seen
         assert "secret-token" not in seen
 

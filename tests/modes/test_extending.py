@@ -1,4 +1,5 @@
-"""docs/extending.md, done: the Dockerfile of five lines is built, and a venv of one's own sees the image's torch."""
+"""docs/extending.md, done: the Dockerfile of five lines is built, and a venv of one's own sees the
+image's torch."""
 
 import re
 import uuid
@@ -49,7 +50,9 @@ def test_five_lines_make_an_own_image(context: Path, tag: str) -> None:
 
 def test_own_image_with_another_torch_is_refused(context: Path, tag: str) -> None:
     (context / "requirements.txt").write_text("/tmp/packages/torch-2.5.1-py3-none-any.whl\n")
-    done = docker_process("build", "--progress=plain", "--network=none", f"--tag={tag}", str(context))
+    done = docker_process(
+        "build", "--progress=plain", "--network=none", f"--tag={tag}", str(context)
+    )
     assert done.returncode != 0
     assert "torch==2.6.0" in done.stderr, done.stderr
 
@@ -62,5 +65,7 @@ def test_own_venv_sees_the_image_s_torch_and_may_have_other_versions(tmp_path: P
     install = "~/venv/bin/pip install --quiet --no-index --find-links /wheels tqdm==9.9"
     show = "~/venv/bin/python -c 'import tqdm, torch; print(tqdm.__version__, torch.__version__)'"
     program = f"set -e\n{making[1]}\n! {install} 2>/dev/null\nPIP_CONSTRAINT= {install}\n{show}"
-    done = run_once("bash", "-c", program, options=["--network=none", f"--volume={tmp_path}:/wheels:ro"])
+    done = run_once(
+        "bash", "-c", program, options=["--network=none", f"--volume={tmp_path}:/wheels:ro"]
+    )
     assert done.stdout.split() == ["9.9", "2.6.0+cu124"], done.stderr

@@ -1,4 +1,5 @@
-"""The request for a GPU reaches the runtime, on a host that has none (tests/standins plays NVIDIA's toolkit)."""
+"""The request for a GPU reaches the runtime, on a host that has none (tests/standins plays NVIDIA's
+toolkit)."""
 
 import json
 import os
@@ -13,7 +14,9 @@ from tests.conftest import docker_has_gpu
 from tests.modes.gpu_engine import GpuEngine, running_engine
 from tests.support import CLIENT, IMAGE, ROOT
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a second dockerd in its own network namespace needs root")
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0, reason="a second dockerd in its own network namespace needs root"
+)
 SERVICES = ["jupyter", "ssh", "train"]
 
 
@@ -32,17 +35,33 @@ def project(tmp_path: Path) -> list[str]:
     return ["compose", "--project-name", name, *directory, "--profile", "train"]
 
 
-def up(engine: GpuEngine, project: list[str], service: str, accelerator: str, workspace: Path) -> str:
-    """Start one service of docker-compose.yml; what its container sees: variables and device nodes."""
-    environment = {"ACCELERATOR": accelerator, "WORKSPACE": str(workspace), "JUPYTER_PORT": "8888", "SSH_PORT": "2222"}
-    started = engine.client(*project, "up", "--detach", "--no-build", service, environment=environment)
+def up(
+    engine: GpuEngine, project: list[str], service: str, accelerator: str, workspace: Path
+) -> str:
+    """Start one service of docker-compose.yml; what its container sees: variables and device
+    nodes."""
+    environment = {
+        "ACCELERATOR": accelerator,
+        "WORKSPACE": str(workspace),
+        "JUPYTER_PORT": "8888",
+        "SSH_PORT": "2222",
+    }
+    started = engine.client(
+        *project, "up", "--detach", "--no-build", service, environment=environment
+    )
     try:
         assert started.returncode == 0, started.stderr
-        container = engine.client(*project, "ps", "--quiet", service, environment=environment).stdout.strip()
+        container = engine.client(
+            *project, "ps", "--quiet", service, environment=environment
+        ).stdout.strip()
         # Of process 1: what CDI adds is not in the environment of `docker exec`.
-        variables = engine.client("exec", container, "/usr/bin/cat", "/proc/1/environ").stdout.replace("\0", "\n")
+        variables = engine.client(
+            "exec", container, "/usr/bin/cat", "/proc/1/environ"
+        ).stdout.replace("\0", "\n")
         nodes = engine.client("exec", container, "/usr/bin/ls", "/dev").stdout
-        devices = engine.client("inspect", "--format", "{{json .HostConfig.DeviceRequests}}", container).stdout
+        devices = engine.client(
+            "inspect", "--format", "{{json .HostConfig.DeviceRequests}}", container
+        ).stdout
         return f"{variables}{nodes}DeviceRequests={devices}"
     finally:
         engine.client(*project, "down", "--volumes", "--timeout", "0", environment=environment)
@@ -73,23 +92,32 @@ def test_cdi_setting_brings_the_device_node(
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_cpu_setting_asks_for_nothing(engine: GpuEngine, project: list[str], service: str, tmp_path: Path) -> None:
+def test_cpu_setting_asks_for_nothing(
+    engine: GpuEngine, project: list[str], service: str, tmp_path: Path
+) -> None:
     seen = up(engine, project, service, "cpu", tmp_path).splitlines()
-    assert not [line for line in seen if line.startswith(("nvidia", "NVIDIA_VISIBLE_DEVICES", "STANDIN"))]
+    assert not [
+        line for line in seen if line.startswith(("nvidia", "NVIDIA_VISIBLE_DEVICES", "STANDIN"))
+    ]
     assert "DeviceRequests=null" in seen
     assert engine.requests() == []
 
 
 def test_gpus_all_of_docker_run_beats_the_image_s_silence(engine: GpuEngine) -> None:
-    done = engine.client("run", "--rm", "--network=none", "--gpus=all", "--entrypoint=/usr/bin/env", IMAGE)
+    done = engine.client(
+        "run", "--rm", "--network=none", "--gpus=all", "--entrypoint=/usr/bin/env", IMAGE
+    )
     assert done.returncode == 0, done.stderr
     (request,) = engine.requests()
     assert request["NVIDIA_VISIBLE_DEVICES"] == "all"
 
 
 def test_nvidia_as_the_runtime_hands_out_no_gpu_unasked(engine: GpuEngine) -> None:
-    # On hosts where nvidia is the default runtime, NVIDIA_VISIBLE_DEVICES in the image would give every GPU away.
-    done = engine.client("run", "--rm", "--network=none", "--runtime=nvidia", "--entrypoint=/usr/bin/env", IMAGE)
+    # On hosts where nvidia is the default runtime, NVIDIA_VISIBLE_DEVICES in the image would give
+    # every GPU away.
+    done = engine.client(
+        "run", "--rm", "--network=none", "--runtime=nvidia", "--entrypoint=/usr/bin/env", IMAGE
+    )
     assert done.returncode == 0, done.stderr
     assert "NVIDIA_REQUIRE_CUDA=cuda>=12.0" in done.stdout
     assert "NVIDIA_VISIBLE_DEVICES" not in done.stdout
@@ -100,7 +128,9 @@ def test_without_nvidia_s_toolkit_docker_says_so(project: list[str], tmp_path: P
     environment = {**os.environ, "ACCELERATOR": "gpu", "WORKSPACE": str(tmp_path)}
     up = [CLIENT, *project, "up", "--no-build", "train"]
     try:
-        done = subprocess.run(up, env=environment, check=False, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            up, env=environment, check=False, capture_output=True, text=True, timeout=60
+        )
     finally:
         down = [CLIENT, *project, "down", "--volumes"]
         subprocess.run(down, env=environment, check=True, capture_output=True, timeout=60)
@@ -114,7 +144,9 @@ def test_compose_parses_what_each_setting_asks_for(project: list[str], tmp_path:
     for accelerator in ("gpu", "cdi", "cpu"):
         environment = {**os.environ, "ACCELERATOR": accelerator, "WORKSPACE": str(tmp_path)}
         config = [CLIENT, *project, "config", "--format", "json"]
-        done = subprocess.run(config, env=environment, check=True, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            config, env=environment, check=True, capture_output=True, text=True, timeout=60
+        )
         services = json.loads(done.stdout)["services"]
         asked[accelerator] = [
             [

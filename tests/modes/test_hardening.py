@@ -1,4 +1,5 @@
-"""What docs/security.md promises of the services: least capabilities, a read-only root, and doors that hold."""
+"""What docs/security.md promises of the services: least capabilities, a read-only root, and doors
+that hold."""
 
 import json
 import re
@@ -52,8 +53,12 @@ def container_of(project: Project, service: str) -> Container:
 @pytest.mark.parametrize("service", ["jupyter", "ssh"])
 def test_kernel_s_word_on_what_a_service_may(read_only: Project, service: str) -> None:
     container = container_of(read_only, service)
-    status = dict(re.findall(r"^(\w+):\s+(\S+)$", container.execute("cat", "/proc/1/status"), re.MULTILINE))
-    assert int(status["CapBnd"], 16) == sum(1 << CAPABILITIES[name] for name in COMPOSE[service]["cap_add"])
+    status = dict(
+        re.findall(r"^(\w+):\s+(\S+)$", container.execute("cat", "/proc/1/status"), re.MULTILINE)
+    )
+    assert int(status["CapBnd"], 16) == sum(
+        1 << CAPABILITIES[name] for name in COMPOSE[service]["cap_add"]
+    )
     assert status["NoNewPrivs"] == "1"
     host = json.loads(docker("inspect", "--format", "{{json .HostConfig}}", container.name))
     assert host["PidsLimit"] == 8192
@@ -63,7 +68,9 @@ def test_kernel_s_word_on_what_a_service_may(read_only: Project, service: str) -
 
 def test_programs_of_dev_have_no_capability(read_only: Project) -> None:
     container = container_of(read_only, "jupyter")
-    shown = container.execute("sh", "-c", "grep -h CapEff /proc/$(pgrep -o -u dev -f jupyter-lab)/status")
+    shown = container.execute(
+        "sh", "-c", "grep -h CapEff /proc/$(pgrep -o -u dev -f jupyter-lab)/status"
+    )
     assert int(shown.split()[1], 16) == 0
 
 
@@ -88,15 +95,24 @@ def test_read_only_jupyter_runs_a_kernel(read_only: Project) -> None:
 def test_read_only_ssh_opens_terminals_and_compiles(read_only: Project, ssh: Ssh) -> None:
     container = container_of(read_only, "ssh")
     for user in ("dev", "root"):
-        done = ssh(container, user=user, options=("-tt",), stdin="tty; touch /workspace/$USER ~/home; exit\n")
+        done = ssh(
+            container,
+            user=user,
+            options=("-tt",),
+            stdin="tty; touch /workspace/$USER ~/home; exit\n",
+        )
         assert "/dev/pts/" in done.stdout, done.stderr
         assert (Path(read_only.environment["WORKSPACE"]) / user).exists()
     program = 'printf "int main(){return 5;}" >/tmp/a.c && gcc /tmp/a.c -o /tmp/a && /tmp/a'
-    assert ssh(container, program).returncode == 5, "a program built in /tmp runs: torch.compile does this"
+    assert ssh(container, program).returncode == 5, (
+        "a program built in /tmp runs: torch.compile does this"
+    )
 
 
 def test_read_only_train_trains(read_only: Project) -> None:
-    printed = read_only.compose("run", "--rm", "-T", "train", "--device", "cpu", "--epochs", "1", timeout_s=300)
+    printed = read_only.compose(
+        "run", "--rm", "-T", "train", "--device", "cpu", "--epochs", "1", timeout_s=300
+    )
     assert re.search(r"accuracy \d", printed), printed
 
 
@@ -106,19 +122,27 @@ def test_stated_capabilities_suffice(service: str, ssh: Ssh, key: KeyPair, tmp_p
 
 
 @pytest.mark.parametrize(("service", "missing"), NEEDED)
-def test_each_capability_is_needed(service: str, missing: str, ssh: Ssh, key: KeyPair, tmp_path: Path) -> None:
+def test_each_capability_is_needed(
+    service: str, missing: str, ssh: Ssh, key: KeyPair, tmp_path: Path
+) -> None:
     rest = [name for name in COMPOSE[service]["cap_add"] if name != missing]
     assert not works_with(rest, service, ssh, key, tmp_path), f"{service} needs no {missing}"
 
 
 def works_with(capabilities: list[str], service: str, ssh: Ssh, key: KeyPair, folder: Path) -> bool:
-    """Whether the service works with these, where workspace and secret belong to somebody on the host alone."""
+    """Whether the service works with these, where workspace and secret belong to somebody on the
+    host alone."""
     workspace = make_folder(folder / "workspace", 12345, 0o700)
     secret = folder / "secret"
     secret.write_text(key.public if service == "ssh" else "correct-horse")
     secret.chmod(0o600)
     subprocess.run(["chown", "12345:12345", str(secret)], check=True)
-    options = ["--shm-size=1g", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--publish=127.0.0.1::2222"]
+    options = [
+        "--shm-size=1g",
+        "--cap-drop=ALL",
+        "--security-opt=no-new-privileges",
+        "--publish=127.0.0.1::2222",
+    ]
     options += [f"--cap-add={name}" for name in capabilities]
     options += [f"--volume={workspace}:/workspace", f"--volume={secret}:/secret:ro"]
     variable = {"jupyter": "JUPYTER_TOKEN_FILE", "ssh": "SSH_PUBLIC_KEY_FILE"}.get(service)
@@ -168,7 +192,9 @@ def test_ssh_offers_what_the_policy_allows_and_nothing_else(sshd: Container) -> 
 def test_ssh_audit_fails_nothing(sshd: Container) -> None:
     audit = str(Path(sys.executable).parent / "ssh-audit")
     command = [audit, "--json", "--port", str(sshd.published(2222)), "127.0.0.1"]
-    report = json.loads(subprocess.run(command, check=False, capture_output=True, text=True, timeout=60).stdout)
+    report = json.loads(
+        subprocess.run(command, check=False, capture_output=True, text=True, timeout=60).stdout
+    )
     offered = [entry for kind in ("kex", "key", "enc", "mac") for entry in report[kind]]
     assert len(offered) > 8
     assert [entry["algorithm"] for entry in offered if entry.get("notes", {}).get("fail")] == []
@@ -205,10 +231,17 @@ def test_a_hundred_wrong_ssh_logins_open_nothing_and_lock_nobody_out(ssh: Ssh) -
         container.wait_for_log("Server listening")
 
         def guess(number: int) -> subprocess.CompletedProcess[str]:
-            return ssh(container, "id", user=("dev", "root")[number % 2], password=f"{password[:-1]}{number:03}")
+            return ssh(
+                container,
+                "id",
+                user=("dev", "root")[number % 2],
+                password=f"{password[:-1]}{number:03}",
+            )
 
         with ThreadPoolExecutor(4) as pool:
             tried = list(pool.map(guess, range(100)))
         assert [done.stdout for done in tried] == [""] * 100
-        assert all("Permission denied" in done.stderr for done in tried), {done.stderr for done in tried}
+        assert all("Permission denied" in done.stderr for done in tried), {
+            done.stderr for done in tried
+        }
         assert ssh(container, "whoami", password=password).stdout.strip() == "dev"

@@ -1,4 +1,5 @@
-"""What docs/security.md promises of JupyterLab: nobody in without a credential, no site in its user's name."""
+"""What docs/security.md promises of JupyterLab: nobody in without a credential, no site in its
+user's name."""
 
 import http.client
 import json
@@ -36,7 +37,9 @@ def test_a_thousand_wrong_tokens_open_nothing_and_lock_nobody_out(server: Contai
         if wrong == token:
             continue
         in_header = {"Authorization": f"token {wrong}"} if number % 2 else {}
-        connection.request("GET", "/api/contents" + ("" if number % 2 else f"?token={wrong}"), headers=in_header)
+        connection.request(
+            "GET", "/api/contents" + ("" if number % 2 else f"?token={wrong}"), headers=in_header
+        )
         reply = connection.getresponse()
         reply.read()
         seen.add(reply.status)
@@ -45,7 +48,8 @@ def test_a_thousand_wrong_tokens_open_nothing_and_lock_nobody_out(server: Contai
 
 
 class Browser:
-    """An HTTP client that keeps cookies, as another site's script would make a browser send them."""
+    """An HTTP client that keeps cookies, as another site's script would make a browser send
+    them."""
 
     def __init__(self, container: Container) -> None:
         self.base = f"http://127.0.0.1:{container.published(8888)}"
@@ -55,7 +59,9 @@ class Browser:
     def send(self, path: str, data: bytes | None = None, **headers: str) -> int:
         """GET, or POST `data`; the status after redirects."""
         try:
-            with self.opener.open(urllib.request.Request(self.base + path, data, headers), timeout=10) as reply:
+            with self.opener.open(
+                urllib.request.Request(self.base + path, data, headers), timeout=10
+            ) as reply:
                 return int(reply.status)
         except urllib.error.HTTPError as error:
             return error.code
@@ -90,7 +96,9 @@ def test_another_site_reads_nothing_in_the_user_s_name(server: Container, path: 
     browser = Browser(server)
     assert browser.send(f"/lab?token={token_of(server)}") == 200
     for method in ("GET", "OPTIONS"):
-        request = urllib.request.Request(browser.base + path, None, {"Origin": "http://elsewhere.test"}, method=method)
+        request = urllib.request.Request(
+            browser.base + path, None, {"Origin": "http://elsewhere.test"}, method=method
+        )
         try:
             with browser.opener.open(request, timeout=10) as reply:
                 headers = reply.headers
@@ -107,10 +115,14 @@ def test_another_site_can_not_frame_it(server: Container) -> None:
 
 def test_set_but_empty_token_is_refused() -> None:
     done = run_once("jupyter", options=["--env=JUPYTER_TOKEN="])
-    assert (done.returncode, "JUPYTER_TOKEN is set but empty" in done.stderr) == (2, True), done.stderr
+    assert (done.returncode, "JUPYTER_TOKEN is set but empty" in done.stderr) == (2, True), (
+        done.stderr
+    )
 
 
-def test_token_is_in_no_process_s_arguments_and_in_no_file_others_can_read(server: Container) -> None:
+def test_token_is_in_no_process_s_arguments_and_in_no_file_others_can_read(
+    server: Container,
+) -> None:
     token = token_of(server)
     assert token not in server.execute("ps", "-eo", "args=", "-ww")
     search = ("grep", "-rl", "--", token, "/run", "/tmp", "/home", "/etc")
@@ -123,7 +135,11 @@ def test_argon2_password_hash_from_a_file(tmp_path: Path) -> None:
     hashed = docker("run", "--rm", "--entrypoint=python", IMAGE, "-c", program).strip()
     assert hashed.startswith("argon2:$argon2id$")
     (tmp_path / "hash").write_text(hashed + "\n")
-    options = [*OPTIONS, f"--volume={tmp_path}/hash:/hash:ro", "--env=JUPYTER_PASSWORD_HASH_FILE=/hash"]
+    options = [
+        *OPTIONS,
+        f"--volume={tmp_path}/hash:/hash:ro",
+        "--env=JUPYTER_PASSWORD_HASH_FILE=/hash",
+    ]
     with started("jupyter", options=options, announced=REFUSED) as container:
         assert ask(container, "/api/contents")[0] == 403
         browser = Browser(container)

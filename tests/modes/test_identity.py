@@ -24,7 +24,9 @@ def test_dev_takes_the_ids_of_the_workspace_s_owner(tmp_path: Path) -> None:
 
 def test_mount_below_the_workspace_counts_where_it_is_the_only_one(tmp_path: Path) -> None:
     code = make_folder(tmp_path / "code", 4242)
-    done = run_once("bash", "-c", "id -u; touch code/made", options=[f"--volume={code}:/workspace/code"])
+    done = run_once(
+        "bash", "-c", "id -u; touch code/made", options=[f"--volume={code}:/workspace/code"]
+    )
     assert done.stdout.split() == ["4242"], done.stderr
     assert (code / "made").stat().st_uid == 4242
 
@@ -36,7 +38,13 @@ def test_without_a_mount_dev_is_1000() -> None:
 def test_puid_and_pgid_win_over_the_owner(tmp_path: Path) -> None:
     workspace = make_folder(tmp_path / "w", 12345, 0o777)
     options = [f"--volume={workspace}:/workspace", "--env=PUID=2001", "--env=PGID=2002"]
-    assert run_once("bash", "-c", WHO, options=options).stdout.split() == ["2001", "2002", "dev", "dev", "ok"]
+    assert run_once("bash", "-c", WHO, options=options).stdout.split() == [
+        "2001",
+        "2002",
+        "dev",
+        "dev",
+        "ok",
+    ]
 
 
 @pytest.mark.parametrize("user", ["12345:12345", "12345:0", "12345"])
@@ -44,7 +52,9 @@ def test_any_user_works(tmp_path: Path, user: str) -> None:
     workspace = make_folder(tmp_path / "w", 12345)
     options = [f"--user={user}", f"--volume={workspace}:/workspace"]
     done = run_once("bash", "-c", WHO, options=options)
-    assert done.stdout.split() == ["12345", user.partition(":")[2] or "0", "user", "user", "ok"], done.stderr
+    assert done.stdout.split() == ["12345", user.partition(":")[2] or "0", "user", "user", "ok"], (
+        done.stderr
+    )
     assert (workspace / "made").stat().st_uid == 12345
 
 
@@ -56,7 +66,9 @@ def test_git_ssh_and_compile_know_the_user(tmp_path: Path, options: list[str]) -
         "git -C r log --oneline | wc -l; ssh -V 2>&1 | cut -c1-7; ssh-keygen -q -t ed25519 -N '' -f k && echo made; "
         "python -c 'import torch; print(torch.compile(lambda x: x.sin() + 1)(torch.zeros(3)).tolist())'"
     )
-    done = run_once("bash", "-c", script, options=[*options, f"--volume={workspace}:/workspace"], timeout_s=180)
+    done = run_once(
+        "bash", "-c", script, options=[*options, f"--volume={workspace}:/workspace"], timeout_s=180
+    )
     assert done.stdout.split("\n")[:4] == ["1", "OpenSSH", "made", "[1.0, 1.0, 1.0]"], done.stderr
 
 
@@ -65,7 +77,10 @@ def test_docker_exec_as_dev_is_the_remapped_dev(tmp_path: Path) -> None:
     with started("sleep", "60", options=[f"--volume={workspace}:/workspace"]) as container:
         container.wait_for_log("")
         assert (
-            container.execute("sh", "-c", "while [ ! -e /run/pytorch-cuda/environment.sh ]; do sleep 0.1; done") == ""
+            container.execute(
+                "sh", "-c", "while [ ! -e /run/pytorch-cuda/environment.sh ]; do sleep 0.1; done"
+            )
+            == ""
         )
         assert container.execute("id", "-u", user="dev").strip() == "12345"
 
@@ -88,7 +103,9 @@ def test_host_files_are_byte_and_mode_identical_after_start_and_stop(tmp_path: P
 
     before = snapshot()
     for mode in ("ssh", "jupyter"):
-        with started(mode, options=["--shm-size=1g", f"--volume={workspace}:/workspace"]) as container:
+        with started(
+            mode, options=["--shm-size=1g", f"--volume={workspace}:/workspace"]
+        ) as container:
             container.wait_for_log("host key" if mode == "ssh" else "is running at")
             container.stop()
     assert snapshot() == before
@@ -106,8 +123,12 @@ def test_home_folder_of_the_host_is_left_as_it_is(tmp_path: Path) -> None:
 def test_volume_as_home_and_the_image_s_workspace_become_the_user_s() -> None:
     volume = f"test-{uuid.uuid4().hex[:12]}"
     try:
-        for _ in range(2):  # the second start finds the volume given over, and the workspace of a new container not
-            done = run_once("bash", "-c", WHO, options=["--env=PUID=777", f"--volume={volume}:/home/dev"])
+        for _ in range(
+            2
+        ):  # the second start finds the volume given over, and the workspace of a new container not
+            done = run_once(
+                "bash", "-c", WHO, options=["--env=PUID=777", f"--volume={volume}:/home/dev"]
+            )
             assert done.stdout.split() == ["777", "777", "dev", "dev", "ok"], done.stderr
     finally:
         docker("volume", "rm", volume)
@@ -123,15 +144,21 @@ def test_data_mounted_read_only_below_the_workspace_stops_nothing(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("user", "tmpfs"), [([], "/run"), (["--user=12345:12345"], "/run/pytorch-cuda:mode=1777")], ids=["root", "user"]
+    ("user", "tmpfs"),
+    [([], "/run"), (["--user=12345:12345"], "/run/pytorch-cuda:mode=1777")],
+    ids=["root", "user"],
 )
 def test_read_only_root_works_and_tells_what_it_needs(user: list[str], tmpfs: str) -> None:
     needed = run_once("true", options=["--read-only", "--tmpfs=/tmp", *user])
     assert needed.returncode == 2
     assert f": --tmpfs {tmpfs}" in needed.stderr
     who = "id -u; python -c 'import getpass; print(getpass.getuser())'; touch ~/made && echo ok"
-    done = run_once("bash", "-c", who, options=["--read-only", "--tmpfs=/tmp", f"--tmpfs={tmpfs}", *user])
-    assert done.stdout.split() == (["12345", "user", "ok"] if user else ["1000", "dev", "ok"]), done.stderr
+    done = run_once(
+        "bash", "-c", who, options=["--read-only", "--tmpfs=/tmp", f"--tmpfs={tmpfs}", *user]
+    )
+    assert done.stdout.split() == (["12345", "user", "ok"] if user else ["1000", "dev", "ok"]), (
+        done.stderr
+    )
 
 
 def test_group_add_reaches_the_program() -> None:
@@ -139,5 +166,9 @@ def test_group_add_reaches_the_program() -> None:
 
 
 def test_tini_is_pid_1_and_reaps() -> None:
-    done = run_once("bash", "-c", "cat /proc/1/comm; (sleep 0.1 &) ; sleep 0.5; ps -eo stat= | grep -c Z || true")
+    done = run_once(
+        "bash",
+        "-c",
+        "cat /proc/1/comm; (sleep 0.1 &) ; sleep 0.5; ps -eo stat= | grep -c Z || true",
+    )
     assert done.stdout.split() == ["tini", "0"]

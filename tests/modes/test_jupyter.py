@@ -1,4 +1,5 @@
-"""The Jupyter door over HTTP and its websockets; tests/modes/test_browser.py opens it in a browser."""
+"""The Jupyter door over HTTP and its websockets; tests/modes/test_browser.py opens it in a
+browser."""
 
 import json
 import re
@@ -30,16 +31,23 @@ def token_of(container: Container) -> str:
     return container.wait_for_log(r"http://127\.0\.0\.1:8888/\S*token=(\w{48})$")[1]
 
 
-def ask(container: Container, path: str, token: str | None = None, **headers: str) -> tuple[int, Any]:
-    """GET an address of the server, as soon as it answers at all: the status, and the answer (parsed, if JSON)."""
+def ask(
+    container: Container, path: str, token: str | None = None, **headers: str
+) -> tuple[int, Any]:
+    """GET an address of the server, as soon as it answers at all: the status, and the answer
+    (parsed, if JSON)."""
 
     def probe() -> tuple[int, Any] | None:
         url = f"http://127.0.0.1:{container.published(8888)}{path}"
         sent = headers | ({"Authorization": f"token {token}"} if token else {})
         try:
-            with urllib.request.urlopen(urllib.request.Request(url, headers=sent), timeout=5) as reply:
+            with urllib.request.urlopen(
+                urllib.request.Request(url, headers=sent), timeout=5
+            ) as reply:
                 body = reply.read()
-                return reply.status, json.loads(body) if "json" in reply.headers.get("Content-Type", "") else body
+                return reply.status, json.loads(body) if "json" in reply.headers.get(
+                    "Content-Type", ""
+                ) else body
         except urllib.error.HTTPError as error:
             return error.code, None
         except OSError:
@@ -91,7 +99,9 @@ def run_in_kernel(container: Container, token: str, code: str) -> str:
     """Start a kernel over the API, run code in it, and return what it printed."""
     base = f"127.0.0.1:{container.published(8888)}"
     headers = {"Authorization": f"token {token}"}
-    request = urllib.request.Request(f"http://{base}/api/kernels", data=b"{}", headers=headers, method="POST")
+    request = urllib.request.Request(
+        f"http://{base}/api/kernels", data=b"{}", headers=headers, method="POST"
+    )
     with urllib.request.urlopen(request, timeout=30) as reply:
         kernel = json.load(reply)["id"]
     socket = websocket.create_connection(
@@ -105,7 +115,13 @@ def run_in_kernel(container: Container, token: str, code: str) -> str:
         "version": "5.3",
     }
     content = {"code": code, "silent": False}
-    message = {"header": header, "parent_header": {}, "metadata": {}, "content": content, "channel": "shell"}
+    message = {
+        "header": header,
+        "parent_header": {},
+        "metadata": {},
+        "content": content,
+        "channel": "shell",
+    }
     socket.send(json.dumps(message))
     printed = ""
     while True:
@@ -123,7 +139,9 @@ def run_in_kernel(container: Container, token: str, code: str) -> str:
 
 def test_article_s_command_line_starts_notebook_7() -> None:
     with started(*ARTICLE, options=OPTIONS) as container:
-        path, token = container.wait_for_log(r"Jupyter: http://127\.0\.0\.1:8888(/tree\?token=(\w{48}))$").groups()
+        path, token = container.wait_for_log(
+            r"Jupyter: http://127\.0\.0\.1:8888(/tree\?token=(\w{48}))$"
+        ).groups()
         status, page = ask(container, path)
         assert status == 200
         assert ask(container, "/api/contents", token)[0] == 200
@@ -132,7 +150,9 @@ def test_article_s_command_line_starts_notebook_7() -> None:
 
 
 def test_given_token_is_used_and_not_printed() -> None:
-    with started("jupyter", options=[*OPTIONS, "--env=JUPYTER_TOKEN=correct-horse"], announced=REFUSED) as container:
+    with started(
+        "jupyter", options=[*OPTIONS, "--env=JUPYTER_TOKEN=correct-horse"], announced=REFUSED
+    ) as container:
         assert ask(container, "/api/status", "correct-horse")[0] == 200
         assert ask(container, "/api/status", "wrong")[0] == 403
         assert "correct-horse" not in container.log()
@@ -141,7 +161,9 @@ def test_given_token_is_used_and_not_printed() -> None:
 def test_token_file_is_used(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("from-a-file\n")
     options = [*OPTIONS, f"--volume={tmp_path}/token:/run/secrets/token:ro"]
-    with started("jupyter", options=[*options, "--env=JUPYTER_TOKEN_FILE=/run/secrets/token"]) as container:
+    with started(
+        "jupyter", options=[*options, "--env=JUPYTER_TOKEN_FILE=/run/secrets/token"]
+    ) as container:
         assert ask(container, "/api/status", "from-a-file")[0] == 200
         assert "from-a-file" not in docker("inspect", container.name)
 
@@ -150,7 +172,8 @@ HASH = "import sys; from jupyter_server.auth import passwd; print(passwd(sys.arg
 
 
 def log_in(container: Container, password: str) -> int:
-    """Log in by the form of the login page, as a browser does; the status of /api/contents after that."""
+    """Log in by the form of the login page, as a browser does; the status of /api/contents after
+    that."""
     cookies = urllib.request.HTTPCookieProcessor()
     opener = urllib.request.build_opener(cookies)
     base = f"http://127.0.0.1:{container.published(8888)}"
@@ -171,9 +194,14 @@ def log_in(container: Container, password: str) -> int:
 def test_password_by_its_hash(tmp_path: Path, by_file: bool) -> None:
     hashed = run_once("python", "-c", HASH, "correct horse").stdout.strip()
     (tmp_path / "hash").write_text(f"{hashed}\n")
-    by = [f"--volume={tmp_path}/hash:/run/secrets/h:ro", "--env=JUPYTER_PASSWORD_HASH_FILE=/run/secrets/h"]
+    by = [
+        f"--volume={tmp_path}/hash:/run/secrets/h:ro",
+        "--env=JUPYTER_PASSWORD_HASH_FILE=/run/secrets/h",
+    ]
     options = [*OPTIONS, *(by if by_file else [f"--env=JUPYTER_PASSWORD_HASH={hashed}"])]
-    with started("jupyter", options=options, announced=[*REFUSED, "WARNING|Invalid credentials|401"]) as container:
+    with started(
+        "jupyter", options=options, announced=[*REFUSED, "WARNING|Invalid credentials|401"]
+    ) as container:
         assert ask(container, "/api/contents")[0] == 403
         assert log_in(container, "correct horse") == 200
         assert log_in(container, "wrong") == 401
@@ -182,7 +210,8 @@ def test_password_by_its_hash(tmp_path: Path, by_file: bool) -> None:
 
 
 def test_form_of_another_site_is_refused(server: Container) -> None:
-    """A POST with the browser's cookie but without the page's XSRF token, as another site could make it send one."""
+    """A POST with the browser's cookie but without the page's XSRF token, as another site could
+    make it send one."""
     cookies = urllib.request.HTTPCookieProcessor()
     opener = urllib.request.build_opener(cookies)
     base = f"http://127.0.0.1:{server.published(8888)}"
@@ -197,7 +226,9 @@ def test_form_of_another_site_is_refused(server: Container) -> None:
     assert refused.value.code == 403
 
 
-@pytest.mark.parametrize("flag", ["--IdentityProvider.token=", "--NotebookApp.token=", "--ServerApp.token="])
+@pytest.mark.parametrize(
+    "flag", ["--IdentityProvider.token=", "--NotebookApp.token=", "--ServerApp.token="]
+)
 def test_empty_token_is_refused(flag: str) -> None:
     done = run_once("jupyter", "lab", flag, options=["--shm-size=1g"])
     assert done.returncode == 2
@@ -221,11 +252,15 @@ def test_tls_by_certificate_files_also_with_a_key_only_root_may_read(tmp_path: P
     subject = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
     files = ["-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]
     subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", *files, *subject], check=True, capture_output=True
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", *files, *subject],
+        check=True,
+        capture_output=True,
     )
     (folder / "key.pem").chmod(0o600)
     variables = ["--env=JUPYTER_CERTFILE=/tls/cert.pem", "--env=JUPYTER_KEYFILE=/tls/key.pem"]
-    with started("jupyter", options=[*OPTIONS, f"--volume={folder}:/tls:ro", *variables]) as container:
+    with started(
+        "jupyter", options=[*OPTIONS, f"--volume={folder}:/tls:ro", *variables]
+    ) as container:
         link = container.wait_for_log(r"Jupyter: (https://127\.0\.0\.1:8888/lab\?token=(\w+))$")
         trusted = ssl.create_default_context(cafile=str(folder / "cert.pem"))
         wait_until(lambda: container.health() == "healthy", "healthy")

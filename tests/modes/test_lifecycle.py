@@ -10,7 +10,9 @@ from tests.support import docker, make_folder, run_once, started, wait_until
 SHM = "--shm-size=1g"
 
 
-@pytest.mark.parametrize(("mode", "ready"), [("jupyter", "is running at"), ("ssh", "Server listening")])
+@pytest.mark.parametrize(
+    ("mode", "ready"), [("jupyter", "is running at"), ("ssh", "Server listening")]
+)
 def test_stop_ends_the_mode_by_sigterm_and_not_by_kill(mode: str, ready: str) -> None:
     with started(mode, options=[SHM]) as container:
         container.wait_for_log(ready)
@@ -19,7 +21,9 @@ def test_stop_ends_the_mode_by_sigterm_and_not_by_kill(mode: str, ready: str) ->
 
 
 def test_stop_ends_jupyter_with_a_running_kernel() -> None:
-    with started("jupyter", options=[SHM, "--env=JUPYTER_TOKEN=t", "--publish=127.0.0.1::8888"]) as container:
+    with started(
+        "jupyter", options=[SHM, "--env=JUPYTER_TOKEN=t", "--publish=127.0.0.1::8888"]
+    ) as container:
         container.wait_for_log("is running at")
         assert run_in_kernel(container, "t", "print('up')") == "up\n"
         container.stop()
@@ -47,7 +51,8 @@ def test_restart_works_in_each_mode(tmp_path: Path) -> None:
             container.wait_for_log(ready)
             docker("restart", container.name)
             wait_until(
-                lambda c=container, r=ready: c.log().count(r) >= 2, f"a second start of {mode}\n{container.log()}"
+                lambda c=container, r=ready: c.log().count(r) >= 2,
+                f"a second start of {mode}\n{container.log()}",
             )
 
 
@@ -67,7 +72,11 @@ def test_health_becomes_good_and_then_bad(mode: str) -> None:
 def test_program_beside_the_server_is_healthy() -> None:
     """`jupyter execute` may run for hours without a port."""
     entrypoint = "/usr/bin/python3 -I /opt/entrypoints"
-    done = run_once("-c", f"{entrypoint} jupyter --version && {entrypoint} health", options=["--entrypoint=bash"])
+    done = run_once(
+        "-c",
+        f"{entrypoint} jupyter --version && {entrypoint} health",
+        options=["--entrypoint=bash"],
+    )
     assert done.returncode == 0, done.stderr
 
 

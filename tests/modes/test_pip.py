@@ -1,4 +1,5 @@
-"""pip in each door: a package stays over `down` and `up` and is there in every door; torch stays the image's."""
+"""pip in each door: a package stays over `down` and `up` and is there in every door; torch stays
+the image's."""
 
 import shutil
 import subprocess
@@ -22,7 +23,8 @@ REFUSED = "The user requested (constraint) torch==2.6.0"
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory, key: KeyPair) -> Iterator[Project]:
-    """Both doors with a read-only root, which leaves pip the least room; wheels lie in the workspace."""
+    """Both doors with a read-only root, which leaves pip the least room; wheels lie in the
+    workspace."""
     workspace = tmp_path_factory.mktemp("pip") / "workspace"
     wheels = make_folder(workspace / "wheels")
     for name, version in (("smallpackage", "1.2"), ("otherpackage", "3.4"), ("torch", "2.5.1")):
@@ -52,14 +54,20 @@ def test_another_torch_is_refused_in_each_kind_of_session(project: Project, ssh:
         "ssh terminal": ssh(server, options=("-tt",), stdin=f"{wanted}; exit\n").stdout,
         "ssh, bash over stdin": ssh(server, "bash", stdin=wanted).stdout,
     }
-    assert {session: REFUSED in answer for session, answer in answers.items()} == dict.fromkeys(answers, True), answers
+    assert {session: REFUSED in answer for session, answer in answers.items()} == dict.fromkeys(
+        answers, True
+    ), answers
     for container in (jupyter, server):
-        shown = container.execute("python", "-c", "import torch; print(torch.__version__)", user="dev")
+        shown = container.execute(
+            "python", "-c", "import torch; print(torch.__version__)", user="dev"
+        )
         assert shown.strip() == "2.6.0+cu124"
 
 
 def test_uv_is_held_by_the_same_pins(project: Project, ssh: Ssh) -> None:
-    command = "/workspace/uv pip install --dry-run --no-index --find-links /workspace/wheels torch==2.5.1"
+    command = (
+        "/workspace/uv pip install --dry-run --no-index --find-links /workspace/wheels torch==2.5.1"
+    )
     done = ssh(container_of(project, "ssh"), command)
     assert done.returncode != 0
     assert "torch==2.6.0" in done.stderr, done.stderr

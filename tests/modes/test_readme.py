@@ -1,6 +1,7 @@
 """The README's commands, taken out of it and run as they stand, in a fresh copy of the repository.
 
-A command the test knows no way to run is a failure: so nothing gets into the README that nobody ran.
+A command the test knows no way to run is a failure: so nothing gets into the README that nobody
+ran.
 """
 
 import os
@@ -26,7 +27,10 @@ def commands(readme: str) -> set[str]:
     blocks = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     lines = {line.strip() for block in blocks for line in block.splitlines()}
     outside = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
-    inline = re.findall(r"`((?:[A-Z_]+=\S+ )*(?:docker|make|ssh-keygen|sudo|torchrun|python|amptrain) [^`]+)`", outside)
+    inline = re.findall(
+        r"`((?:[A-Z_]+=\S+ )*(?:docker|make|ssh-keygen|sudo|torchrun|python|amptrain) [^`]+)`",
+        outside,
+    )
     return lines - {""} | {command.replace("\\|", "|") for command in inline}
 
 
@@ -35,7 +39,9 @@ class Copy:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+        tracked = subprocess.run(
+            ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True
+        ).stdout
         for name in filter(None, tracked.split("\0")):
             if (ROOT / name).is_file():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -69,7 +75,8 @@ class Copy:
         return done.stdout
 
     def run_until(self, command: str, pattern: str) -> re.Match[str]:
-        """Run a command that stays in the foreground until it printed `pattern`; then press Ctrl-C."""
+        """Run a command that stays in the foreground until it printed `pattern`; then press
+        Ctrl-C."""
         shown = self.folder / OUTPUT
         with shown.open("w") as output:
             process = subprocess.Popen(
@@ -199,7 +206,11 @@ def test_every_link_to_a_file_leads_somewhere(readme: str) -> None:
 
 def test_every_variable_of_the_compose_file_is_in_the_readmes() -> None:
     names = set(
-        re.findall(r"\$\{(\w+)|^ {2,6}([A-Z][A-Z_]+):", (ROOT / "docker-compose.yml").read_text(), re.MULTILINE)
+        re.findall(
+            r"\$\{(\w+)|^ {2,6}([A-Z][A-Z_]+):",
+            (ROOT / "docker-compose.yml").read_text(),
+            re.MULTILINE,
+        )
     )
     variables = {name for pair in names for name in pair if name}
     for readme in READMES:

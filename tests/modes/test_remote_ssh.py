@@ -1,4 +1,5 @@
-"""What editors and copying programs do over ssh, by the real clients, with the commands and blocks of docs/ssh.md."""
+"""What editors and copying programs do over ssh, by the real clients, with the commands and blocks
+of docs/ssh.md."""
 
 import os
 import re
@@ -31,13 +32,16 @@ class Client:
     container: Container
 
     def command(self, line: str) -> list[str]:
-        """A line of docs/ssh.md that reads this user's config. A line that the document lacks is a failure."""
+        """A line of docs/ssh.md that reads this user's config. A line that the document lacks is a
+        failure."""
         assert line in DOCUMENT, f"docs/ssh.md lacks: {line}"
         return ["bash", "-c", "exec " + re.sub(r"^(ssh|scp|sftp)\b", rf"\1 -F {self.config}", line)]
 
     def run(self, line: str, folder: Path, stdin: str = "") -> str:
         """Run a line of the document in `folder`; it must succeed."""
-        done = run(*self.command(line), folder=folder, stdin=stdin, RSYNC_RSH=f"ssh -F {self.config}")
+        done = run(
+            *self.command(line), folder=folder, stdin=stdin, RSYNC_RSH=f"ssh -F {self.config}"
+        )
         assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
         return done.stdout
 
@@ -46,7 +50,8 @@ class Client:
 
     @contextmanager
     def open(self, line: str, written: str, port: int | str) -> Iterator[None]:
-        """Keep a line of the document running, with `port` in place of the one written, which may be taken here."""
+        """Keep a line of the document running, with `port` in place of the one written, which may
+        be taken here."""
         command = self.command(line)
         command[-1] = command[-1].replace(f" {written}", f" {port}", 1)
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
@@ -57,15 +62,21 @@ class Client:
             process.wait()
 
 
-def run(*command: str, folder: Path | None = None, stdin: str = "", **more: str) -> subprocess.CompletedProcess[str]:
+def run(
+    *command: str, folder: Path | None = None, stdin: str = "", **more: str
+) -> subprocess.CompletedProcess[str]:
     """Run a program of this host, with `more` in its environment."""
     kept = {**os.environ, **more}
-    return subprocess.run(command, cwd=folder, env=kept, input=stdin, capture_output=True, text=True, timeout=60)  # noqa: PLW1510
+    return subprocess.run(  # noqa: PLW1510
+        command, cwd=folder, env=kept, input=stdin, capture_output=True, text=True, timeout=60
+    )
 
 
 def block(name: str) -> str:
     """The ssh_config block of docs/ssh.md that begins with `Host name`."""
-    found = re.search(rf"^```ssh-config\n(Host {name}\n.*?)^```", DOCUMENT, re.MULTILINE | re.DOTALL)
+    found = re.search(
+        rf"^```ssh-config\n(Host {name}\n.*?)^```", DOCUMENT, re.MULTILINE | re.DOTALL
+    )
     assert found, f"docs/ssh.md has no block for {name}"
     return found[1]
 
@@ -78,7 +89,9 @@ def printed_block(container: Container) -> str:
 
 def write_config(path: Path, blocks: str, key: KeyPair) -> Path:
     own = f"IdentityFile {key.private}\nIdentitiesOnly yes\nIdentityAgent none\nBatchMode yes\nLogLevel ERROR"
-    path.write_text(f"{blocks}\nHost *\n{own}\nUserKnownHostsFile {path}.known\nStrictHostKeyChecking no\n")
+    path.write_text(
+        f"{blocks}\nHost *\n{own}\nUserKnownHostsFile {path}.known\nStrictHostKeyChecking no\n"
+    )
     return path
 
 
@@ -86,7 +99,11 @@ def write_config(path: Path, blocks: str, key: KeyPair) -> Path:
 def serving(key: KeyPair, folder: Path, *command: str) -> Iterator[Client]:
     port = free_port()
     workspace = make_folder(folder / "workspace", 12345)
-    options = ["--shm-size=1g", f"--publish=127.0.0.1:{port}:2222", f"--volume={workspace}:/workspace"]
+    options = [
+        "--shm-size=1g",
+        f"--publish=127.0.0.1:{port}:2222",
+        f"--volume={workspace}:/workspace",
+    ]
     options += [f"--env=SSH_PORT={port}", f"--env=SSH_PUBLIC_KEY={key.public}"]
     with started("ssh", *command, options=options) as container:
         yield Client(write_config(folder / "config", printed_block(container), key), container)
@@ -120,12 +137,22 @@ def page_at(port: int) -> str:
         return ""
 
 
-def test_printed_block_is_the_document_s_and_is_usable_as_it_stands(client: Client, agent: str, tmp_path: Path) -> None:
+def test_printed_block_is_the_document_s_and_is_usable_as_it_stands(
+    client: Client, agent: str, tmp_path: Path
+) -> None:
     printed = printed_block(client.container)
     assert re.sub(r"Port \d+", "Port 2222", printed) == block("pytorch-cuda")
     config, known = tmp_path / "config", tmp_path / "known_hosts"
     config.write_text(printed)
-    command = ["ssh", "-F", str(config), "-oBatchMode=yes", f"-oUserKnownHostsFile={known}", "pytorch-cuda", "true"]
+    command = [
+        "ssh",
+        "-F",
+        str(config),
+        "-oBatchMode=yes",
+        f"-oUserKnownHostsFile={known}",
+        "pytorch-cuda",
+        "true",
+    ]
     stranger = run(*command, SSH_AUTH_SOCK=agent)
     assert stranger.returncode == 255, "a host key that nobody confirmed was taken"
     assert "Host key verification failed" in stranger.stderr
@@ -139,13 +166,22 @@ def test_script_over_stdin_as_vs_code_does(client: Client) -> None:
     socks = free_port()
     done = client.ssh("-T", "-D", str(socks), "pytorch-cuda", "bash", stdin=VS_CODE)
     assert done.stdout.splitlines()[0].startswith("Linux "), done.stderr
-    assert done.stdout.splitlines()[1:] == ["kept", "/usr/bin/wget", "/usr/bin/curl", "/usr/bin/tar"], done.stdout
-    assert client.ssh("pytorch-cuda", "stat -c %U ~/.vscode-server/bin/file").stdout.strip() == "dev"
+    assert done.stdout.splitlines()[1:] == [
+        "kept",
+        "/usr/bin/wget",
+        "/usr/bin/curl",
+        "/usr/bin/tar",
+    ], done.stdout
+    assert (
+        client.ssh("pytorch-cuda", "stat -c %U ~/.vscode-server/bin/file").stdout.strip() == "dev"
+    )
 
 
 def test_pycharm_s_interpreter(client: Client) -> None:
     assert "`/opt/venv/bin/python`" in DOCUMENT
-    done = client.ssh("pytorch-cuda", "/opt/venv/bin/python -", stdin="import torch; print(torch.__version__)")
+    done = client.ssh(
+        "pytorch-cuda", "/opt/venv/bin/python -", stdin="import torch; print(torch.__version__)"
+    )
     assert done.stdout.strip() == "2.6.0+cu124", done.stderr
 
 
@@ -198,16 +234,28 @@ def test_dynamic_port_is_a_socks_proxy_into_the_container(client: Client) -> Non
 def test_remote_port_is_on_the_container_s_loopback_alone(client: Client, tmp_path: Path) -> None:
     (tmp_path / "index.html").write_text("from the host")
     own = free_port()
-    page = [sys.executable, "-m", "http.server", str(own), "--bind=127.0.0.1", f"--directory={tmp_path}"]
+    page = [
+        sys.executable,
+        "-m",
+        "http.server",
+        str(own),
+        "--bind=127.0.0.1",
+        f"--directory={tmp_path}",
+    ]
     server = subprocess.Popen(page, stderr=subprocess.DEVNULL)
 
     def inside(host: str) -> str:
-        return client.container.execute("sh", "-c", f"curl -s -m 3 http://{host}:9000/", check=False)
+        return client.container.execute(
+            "sh", "-c", f"curl -s -m 3 http://{host}:9000/", check=False
+        )
 
     try:
         line = "ssh -N -R 9000:localhost:9000 pytorch-cuda"
         with client.open(line, "9000:localhost:9000", f"0.0.0.0:9000:127.0.0.1:{own}"):
-            assert wait_until(lambda: inside("127.0.0.1"), "the host's page in the container", 20) == "from the host"
+            assert (
+                wait_until(lambda: inside("127.0.0.1"), "the host's page in the container", 20)
+                == "from the host"
+            )
             assert inside("$(hostname -i)") == "", "-R listens on an address that others reach"
     finally:
         server.kill()
@@ -241,7 +289,9 @@ def test_agent_comes_along_where_it_was_chosen(chosen: Client, agent: str) -> No
     assert "(ED25519)" in done.stdout
 
 
-def test_terminal_s_program_ends_with_the_connection_and_tmux_and_nohup_stay(client: Client, tmp_path: Path) -> None:
+def test_terminal_s_program_ends_with_the_connection_and_tmux_and_nohup_stay(
+    client: Client, tmp_path: Path
+) -> None:
     def succeeds(command: str) -> bool:
         return client.ssh("pytorch-cuda", command).returncode == 0
 
@@ -249,7 +299,9 @@ def test_terminal_s_program_ends_with_the_connection_and_tmux_and_nohup_stay(cli
         terminal, screen = os.openpty()
         command = ["ssh", "-F", str(client.config), "-t", "pytorch-cuda", program]
         xterm = {**os.environ, "TERM": "xterm"}
-        with subprocess.Popen(command, stdin=screen, stdout=subprocess.DEVNULL, env=xterm) as process:
+        with subprocess.Popen(
+            command, stdin=screen, stdout=subprocess.DEVNULL, env=xterm
+        ) as process:
             wait_until(lambda: succeeds(seen), seen, 20)
             process.kill()
         os.close(screen)
@@ -260,7 +312,11 @@ def test_terminal_s_program_ends_with_the_connection_and_tmux_and_nohup_stay(cli
     assert succeeds("pgrep -f '^sleep 98766'"), "nohup did not help"
     assert "`ssh -t pytorch-cuda tmux new -A -s train`" in DOCUMENT
     cut_off("tmux new -A -s train", "tmux has-session -t train")
-    wait_until(lambda: client.ssh("pytorch-cuda", "tmux list-clients").stdout == "", "the terminal's end", 20)
+    wait_until(
+        lambda: client.ssh("pytorch-cuda", "tmux list-clients").stdout == "",
+        "the terminal's end",
+        20,
+    )
     assert succeeds("tmux has-session -t train")
 
 
@@ -274,16 +330,26 @@ def reaches(target: Container, config: Path, *arguments: str) -> None:
 
 def test_jump_through_the_document_s_block(client: Client, key: KeyPair, tmp_path: Path) -> None:
     """The second sshd shares the first's loopback, as a published port shares the GPU host's."""
-    blocks = block("gpu-host").replace("gpu-host.example.org", "127.0.0.1").replace("Port 2222", "Port 2223")
+    blocks = (
+        block("gpu-host")
+        .replace("gpu-host.example.org", "127.0.0.1")
+        .replace("Port 2222", "Port 2223")
+    )
     outer = f"User dev\n    Port {client.container.published(2222)}"
     config = write_config(tmp_path / "config", blocks.replace("User user", outer), key)
-    options = ["--shm-size=1g", f"--network=container:{client.container.name}", f"--env=SSH_PUBLIC_KEY={key.public}"]
+    options = [
+        "--shm-size=1g",
+        f"--network=container:{client.container.name}",
+        f"--env=SSH_PUBLIC_KEY={key.public}",
+    ]
     with started("ssh", "-p", "2223", options=options) as target:
         reaches(target, config, "pytorch-cuda-remote")
         assert "pytorch-cuda-remote ssh-ed25519" in Path(f"{config}.known").read_text()
 
 
-def test_jump_to_a_machine_that_only_the_first_reaches(client: Client, key: KeyPair, tmp_path: Path) -> None:
+def test_jump_to_a_machine_that_only_the_first_reaches(
+    client: Client, key: KeyPair, tmp_path: Path
+) -> None:
     assert "ssh -J user@gpu-host -p 2222 dev@127.0.0.1" in DOCUMENT
     network = f"test-{uuid.uuid4().hex[:12]}"
     docker("network", "create", "--internal", network)
@@ -297,7 +363,15 @@ def test_jump_to_a_machine_that_only_the_first_reaches(client: Client, key: KeyP
         ]
         with started("ssh", options=options) as target:
             jump = f"dev@127.0.0.1:{client.container.published(2222)}"
-            reaches(target, write_config(tmp_path / "config", "", key), "-J", jump, "-p", "2222", "dev@inner")
+            reaches(
+                target,
+                write_config(tmp_path / "config", "", key),
+                "-J",
+                jump,
+                "-p",
+                "2222",
+                "dev@inner",
+            )
     finally:
         docker("network", "disconnect", "--force", network, client.container.name, check=False)
         docker("network", "rm", network, check=False)

@@ -1,4 +1,5 @@
-"""Credentials from files: used, refused with path and mode where they can't be, and seen nowhere else."""
+"""Credentials from files: used, refused with path and mode where they can't be, and seen nowhere
+else."""
 
 import subprocess
 from collections.abc import Iterator
@@ -13,14 +14,21 @@ from tests.modes.test_jupyter import ask, run_in_kernel
 from tests.support import IMAGE, ROOT, docker, make_folder, run_once
 
 TOKEN = "a-token-that-no-other-place-may-show"
-VARIABLES = [("JUPYTER_TOKEN", "jupyter"), ("JUPYTER_PASSWORD_HASH", "jupyter"), ("SSH_PUBLIC_KEY", "ssh")]
+VARIABLES = [
+    ("JUPYTER_TOKEN", "jupyter"),
+    ("JUPYTER_PASSWORD_HASH", "jupyter"),
+    ("SSH_PUBLIC_KEY", "ssh"),
+]
 
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory, key: KeyPair) -> Iterator[Project]:
-    """Both doors with compose/secrets.yml; the secrets belong to somebody on the host, mode 0600."""
+    """Both doors with compose/secrets.yml; the secrets belong to somebody on the host, mode
+    0600."""
     folder = tmp_path_factory.mktemp("secrets")
-    project = Project(f"test-secrets-{folder.name[-3:]}".lower(), make_folder(folder / "workspace", 12345))
+    project = Project(
+        f"test-secrets-{folder.name[-3:]}".lower(), make_folder(folder / "workspace", 12345)
+    )
     secrets = make_folder(folder / "secrets", 12345, 0o700)
     for name, text in {"jupyter_token": TOKEN, "ssh_public_key": key.public}.items():
         (secrets / name).write_text(f"{text}\n")
@@ -76,10 +84,17 @@ def test_empty_secret_is_refused(variable: str, mode: str, tmp_path: Path) -> No
     secret = tmp_path / "secret"
     secret.write_text("\n")
     secret.chmod(0o640)
-    options = ["--shm-size=1g", f"--volume={secret}:/run/secrets/it:ro", f"--env={variable}_FILE=/run/secrets/it"]
+    options = [
+        "--shm-size=1g",
+        f"--volume={secret}:/run/secrets/it:ro",
+        f"--env={variable}_FILE=/run/secrets/it",
+    ]
     done = run_once(mode, options=options)
     assert done.returncode == 2
-    assert f"{variable}_FILE names /run/secrets/it (mode 0640, owner 0:0), which is empty" in done.stderr
+    assert (
+        f"{variable}_FILE names /run/secrets/it (mode 0640, owner 0:0), which is empty"
+        in done.stderr
+    )
 
 
 @pytest.mark.parametrize(("variable", "mode"), VARIABLES)
@@ -90,7 +105,10 @@ def test_unreadable_secret_is_refused(variable: str, mode: str, tmp_path: Path) 
     options = ["--shm-size=1g", "--user=12345:12345", f"--volume={secret}:/run/secrets/it:ro"]
     done = run_once(mode, options=[*options, f"--env={variable}_FILE=/run/secrets/it"])
     assert done.returncode == 2
-    assert f"{variable}_FILE names /run/secrets/it (mode 0600, owner 0:0), which can't be read" in done.stderr
+    assert (
+        f"{variable}_FILE names /run/secrets/it (mode 0600, owner 0:0), which can't be read"
+        in done.stderr
+    )
     assert TOKEN not in done.stdout + done.stderr
 
 
@@ -108,7 +126,11 @@ def test_folder_or_missing_file_is_refused(variable: str, mode: str, tmp_path: P
 
 @pytest.mark.parametrize(("variable", "mode"), VARIABLES)
 def test_variable_and_file_together_are_refused(variable: str, mode: str) -> None:
-    options = ["--shm-size=1g", f"--env={variable}={TOKEN}", f"--env={variable}_FILE=/run/secrets/it"]
+    options = [
+        "--shm-size=1g",
+        f"--env={variable}={TOKEN}",
+        f"--env={variable}_FILE=/run/secrets/it",
+    ]
     done = run_once(mode, options=options)
     assert done.returncode == 2
     assert f"Both {variable} and {variable}_FILE are set" in done.stderr

@@ -34,7 +34,10 @@ def test_command_returns_its_exit_code(server: Container, ssh: Ssh) -> None:
 
 
 def test_torch_is_the_image_s(server: Container, ssh: Ssh) -> None:
-    assert ssh(server, "python -c 'import torch; print(torch.__version__)'").stdout.strip() == "2.6.0+cu124"
+    assert (
+        ssh(server, "python -c 'import torch; print(torch.__version__)'").stdout.strip()
+        == "2.6.0+cu124"
+    )
 
 
 def test_terminal_has_the_environment_and_a_size(server: Container, ssh: Ssh) -> None:
@@ -43,22 +46,52 @@ def test_terminal_has_the_environment_and_a_size(server: Container, ssh: Ssh) ->
     assert "/dev/pts/" in done.stdout
 
 
-def test_sftp_copies_byte_for_byte(server: Container, ssh: Ssh, key: KeyPair, tmp_path: Path) -> None:
+def test_sftp_copies_byte_for_byte(
+    server: Container, ssh: Ssh, key: KeyPair, tmp_path: Path
+) -> None:
     assert ssh(server, "true").returncode == 0
     content = bytes(range(256)) * 100
     (tmp_path / "there").write_bytes(content)
     port = str(server.published(2222))
-    command = ["sftp", "-q", *CLIENT_OPTIONS, "-i", str(key.private), "-P", port, "-b", "-", "dev@127.0.0.1"]
+    command = [
+        "sftp",
+        "-q",
+        *CLIENT_OPTIONS,
+        "-i",
+        str(key.private),
+        "-P",
+        port,
+        "-b",
+        "-",
+        "dev@127.0.0.1",
+    ]
     batch = f"put {tmp_path}/there file\nget file {tmp_path}/back\n"
-    done = subprocess.run(command, input=batch, capture_output=True, text=True, check=False, timeout=30)
+    done = subprocess.run(
+        command, input=batch, capture_output=True, text=True, check=False, timeout=30
+    )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "back").read_bytes() == content
 
 
-def test_forwarding_reaches_a_port_in_the_container(server: Container, ssh: Ssh, key: KeyPair) -> None:
-    assert ssh(server, "nohup python -m http.server 8765 --bind 127.0.0.1 >/dev/null 2>&1 &").returncode == 0
+def test_forwarding_reaches_a_port_in_the_container(
+    server: Container, ssh: Ssh, key: KeyPair
+) -> None:
+    assert (
+        ssh(
+            server, "nohup python -m http.server 8765 --bind 127.0.0.1 >/dev/null 2>&1 &"
+        ).returncode
+        == 0
+    )
     port = free_port()
-    command = ["ssh", *CLIENT_OPTIONS, "-i", str(key.private), "-N", "-L", f"127.0.0.1:{port}:127.0.0.1:8765"]
+    command = [
+        "ssh",
+        *CLIENT_OPTIONS,
+        "-i",
+        str(key.private),
+        "-N",
+        "-L",
+        f"127.0.0.1:{port}:127.0.0.1:8765",
+    ]
     tunnel = subprocess.Popen([*command, "-p", str(server.published(2222)), "dev@127.0.0.1"])
 
     def fetch() -> bytes | None:
@@ -115,15 +148,23 @@ def test_mounted_authorized_keys_work_whatever_their_owner_and_mode(
     file.chmod(mode)
     subprocess.run(["chown", f"{owner}:{owner}", str(file)], check=True)
     before = file.stat()
-    with started("ssh", options=[*OPTIONS, f"--volume={file}:/home/dev/.ssh/authorized_keys:ro"]) as container:
+    with started(
+        "ssh", options=[*OPTIONS, f"--volume={file}:/home/dev/.ssh/authorized_keys:ro"]
+    ) as container:
         assert ssh(container, "whoami").stdout.strip() == "dev"
         assert ssh(container, "whoami", user="root").stdout.strip() == "root"
         assert "one-time password" not in container.log()
     after = file.stat()
-    assert (before.st_mode, before.st_uid, before.st_mtime) == (after.st_mode, after.st_uid, after.st_mtime)
+    assert (before.st_mode, before.st_uid, before.st_mtime) == (
+        after.st_mode,
+        after.st_uid,
+        after.st_mtime,
+    )
 
 
-@pytest.mark.parametrize("variables", [[], ["--env=SSH_PUBLIC_KEY_FILE=/run/secrets/ssh_public_key"]])
+@pytest.mark.parametrize(
+    "variables", [[], ["--env=SSH_PUBLIC_KEY_FILE=/run/secrets/ssh_public_key"]]
+)
 def test_key_as_a_secret(ssh: Ssh, key: KeyPair, variables: list[str]) -> None:
     options = [*OPTIONS, f"--volume={key.private}.pub:/run/secrets/ssh_public_key:ro", *variables]
     with started("ssh", options=options) as container:
@@ -135,7 +176,9 @@ def test_key_that_dev_put_into_its_home_is_no_key_of_root(ssh: Ssh, key: KeyPair
     with started("ssh", options=OPTIONS) as container:
         container.wait_for_log("Server listening")
         container.execute("sh", "-c", f"echo '{key.public}' > ~/.ssh/authorized_keys", user="dev")
-        container.execute("sh", "-c", f"echo '{key.public}' > /home/dev/.ssh/authorized_keys", user="dev")
+        container.execute(
+            "sh", "-c", f"echo '{key.public}' > /home/dev/.ssh/authorized_keys", user="dev"
+        )
         assert ssh(container, "whoami").stdout.strip() == "dev"
         assert ssh(container, "whoami", user="root").returncode == 255
 
@@ -146,20 +189,28 @@ def test_fingerprint_is_the_server_s() -> None:
         container.wait_for_log("Server listening")
         scan = ["ssh-keyscan", "-p", str(container.published(2222)), "-t", "ed25519", "127.0.0.1"]
         found = subprocess.run(scan, capture_output=True, check=True, timeout=20).stdout
-        shown = subprocess.run(["ssh-keygen", "-lf", "-"], input=found, capture_output=True, check=True).stdout
+        shown = subprocess.run(
+            ["ssh-keygen", "-lf", "-"], input=found, capture_output=True, check=True
+        ).stdout
         assert printed in shown.decode()
 
 
-def test_article_s_command_line_serves_root_with_the_user_s_own_script(ssh: Ssh, key: KeyPair, tmp_path: Path) -> None:
+def test_article_s_command_line_serves_root_with_the_user_s_own_script(
+    ssh: Ssh, key: KeyPair, tmp_path: Path
+) -> None:
     code = tmp_path / "code"
     code.mkdir()
     (code / "train_amp.py").write_text("import os, torch\nprint(torch.__version__, os.getcwd())\n")
     subprocess.run(["chown", "-R", "12345:12345", str(code)], check=True)
     options = ["--shm-size=1g", "--publish=127.0.0.1::22", f"--volume={code}:/workspace/code"]
-    with started("/usr/sbin/sshd", "-D", options=[*options, f"--env=SSH_PUBLIC_KEY={key.public}"]) as container:
+    with started(
+        "/usr/sbin/sshd", "-D", options=[*options, f"--env=SSH_PUBLIC_KEY={key.public}"]
+    ) as container:
         done = ssh(container, "cd /workspace/code && python train_amp.py", user="root", port=22)
         assert done.stdout.split() == ["2.6.0+cu124", "/workspace/code"], done.stderr
-        assert ssh(container, "id -u; touch made", "&& stat -c %u made", port=22).stdout.split() == ["12345", "12345"]
+        assert ssh(
+            container, "id -u; touch made", "&& stat -c %u made", port=22
+        ).stdout.split() == ["12345", "12345"]
         assert ssh(container, "touch /workspace/code/of-dev", port=22).returncode == 0
     assert (code / "of-dev").stat().st_uid == 12345
 
@@ -168,7 +219,9 @@ def test_rootless_sshd_serves_its_own_user(ssh: Ssh, key: KeyPair, tmp_path: Pat
     options = [*OPTIONS, "--user=12345:12345", "--cap-drop=ALL", "--security-opt=no-new-privileges"]
     options.append(f"--volume={make_folder(tmp_path / 'workspace', 12345)}:/workspace")
     with started("ssh", options=[*options, f"--env=SSH_PUBLIC_KEY={key.public}"]) as container:
-        done = ssh(container, "id -u; python -c 'import getpass; print(getpass.getuser())'", user="user")
+        done = ssh(
+            container, "id -u; python -c 'import getpass; print(getpass.getuser())'", user="user"
+        )
         assert done.stdout.split() == ["12345", "user"], done.stderr + container.log()
 
 

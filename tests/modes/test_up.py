@@ -1,4 +1,5 @@
-"""`make jupyter`, `make ssh`, `make train`: what is said before Compose takes over. test_readme.py runs them whole."""
+"""`make jupyter`, `make ssh`, `make train`: what is said before Compose takes over. test_readme.py
+runs them whole."""
 
 import os
 import re
@@ -23,7 +24,9 @@ PROJECT = f"up-{os.getpid()}"
 def clone(tmp_path: Path) -> Iterator[Path]:
     """The files `make` needs, without a .env of the host's user."""
     for name in ("host", "compose", "workspace"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("runs", "__pycache__"))
+        shutil.copytree(
+            ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("runs", "__pycache__")
+        )
     for name in ("docker-compose.yml", "Makefile"):
         shutil.copy2(ROOT / name, tmp_path / name)
     yield tmp_path
@@ -35,10 +38,20 @@ def clone(tmp_path: Path) -> Iterator[Path]:
 def up(clone: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "COMPOSE_PROJECT_NAME": PROJECT, **variables}
     command = [sys.executable, "-m", "host.up", *words]
-    return subprocess.run(command, cwd=clone, env=environment, check=False, capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        command,
+        cwd=clone,
+        env=environment,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
 
 
-@pytest.mark.parametrize(("service", "variable"), [("jupyter", "JUPYTER_PORT"), ("ssh", "SSH_PORT")])
+@pytest.mark.parametrize(
+    ("service", "variable"), [("jupyter", "JUPYTER_PORT"), ("ssh", "SSH_PORT")]
+)
 def test_a_taken_port_is_told_with_the_way_out(clone: Path, service: str, variable: str) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -87,13 +100,23 @@ def test_a_clone_made_by_root_trains(clone: Path) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="root's own clone")
 @pytest.mark.parametrize("variable", ["WORKSPACE", "PUID"])
 def test_what_the_user_chose_stays_root_s(clone: Path, variable: str) -> None:
-    up(clone, "train", "--help", **{variable: {"WORKSPACE": "./workspace", "PUID": "4242"}[variable]})
+    up(
+        clone,
+        "train",
+        "--help",
+        **{variable: {"WORKSPACE": "./workspace", "PUID": "4242"}[variable]},
+    )
     assert (clone / "workspace").stat().st_uid == 0
 
 
 def test_every_variable_is_in_the_example_and_every_one_there_is_used() -> None:
-    compose = "".join(path.read_text() for path in [ROOT / "docker-compose.yml", *(ROOT / "compose").glob("*.yml")])
-    used = set(re.findall(r"\$\{(\w+)", compose)) | set(re.findall(r"^ +([A-Z][A-Z_]+):", compose, re.MULTILINE))
+    compose = "".join(
+        path.read_text()
+        for path in [ROOT / "docker-compose.yml", *(ROOT / "compose").glob("*.yml")]
+    )
+    used = set(re.findall(r"\$\{(\w+)", compose)) | set(
+        re.findall(r"^ +([A-Z][A-Z_]+):", compose, re.MULTILINE)
+    )
     assert set(NAMES.findall((ROOT / ".env.example").read_text())) == used | {"COMPOSE_FILE"}
 
 
@@ -101,10 +124,21 @@ def test_the_example_s_values_are_the_defaults(tmp_path: Path) -> None:
     """With all lines taken in, Compose has what it has with none."""
     example = (ROOT / ".env.example").read_text()
     text = NAMES.sub(r"\1=", example)
-    (tmp_path / "all.env").write_text(re.sub(r"^(COMPOSE_FILE|PUID|PGID)=.*$", "", text, flags=re.MULTILINE))
+    (tmp_path / "all.env").write_text(
+        re.sub(r"^(COMPOSE_FILE|PUID|PGID)=.*$", "", text, flags=re.MULTILINE)
+    )
     (tmp_path / "none.env").touch()
-    options = ["--project-directory", str(ROOT), "--file", str(ROOT / "docker-compose.yml"), "--profile", "train"]
-    without = {name: value for name, value in os.environ.items() if name not in NAMES.findall(example)}
+    options = [
+        "--project-directory",
+        str(ROOT),
+        "--file",
+        str(ROOT / "docker-compose.yml"),
+        "--profile",
+        "train",
+    ]
+    without = {
+        name: value for name, value in os.environ.items() if name not in NAMES.findall(example)
+    }
     shown = [
         subprocess.run(
             [CLIENT, "compose", *options, "--env-file", str(tmp_path / name), "config"],
@@ -116,5 +150,8 @@ def test_the_example_s_values_are_the_defaults(tmp_path: Path) -> None:
         for name in ("all.env", "none.env")
     ]
     # Given but empty, or not given: the entrypoints take both as not set.
-    both = [re.sub(r"^ +(JUPYTER|SSH|PUID|PGID)\w*: (null|\"\")\n", "", text, flags=re.MULTILINE) for text in shown]
+    both = [
+        re.sub(r"^ +(JUPYTER|SSH|PUID|PGID)\w*: (null|\"\")\n", "", text, flags=re.MULTILINE)
+        for text in shown
+    ]
     assert both[0] == both[1]

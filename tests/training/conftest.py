@@ -1,4 +1,5 @@
-"""Fixtures of the training tests. They need no Docker: they run in the image, and anywhere torch is."""
+"""Fixtures of the training tests. They need no Docker: they run in the image, and anywhere torch
+is."""
 
 import os
 import sys
@@ -12,7 +13,9 @@ from torch import nn
 WORKSPACE = Path(__file__).parents[2] / "workspace"
 if WORKSPACE.is_dir():
     sys.path.insert(0, str(WORKSPACE))
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(WORKSPACE), os.environ.get("PYTHONPATH", "")]).strip(os.pathsep)
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [str(WORKSPACE), os.environ.get("PYTHONPATH", "")]
+    ).strip(os.pathsep)
 
 from amptrain import state  # noqa: E402
 from amptrain.config import TrainConfig, from_flat  # noqa: E402
@@ -20,12 +23,15 @@ from amptrain.log import RunLog  # noqa: E402
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Deprecated API is an error: torch moves a name, warns for some releases, and then removes it."""
+    """Deprecated API is an error: torch moves a name, warns for some releases, and then removes
+    it."""
     for category in ("FutureWarning", "DeprecationWarning"):
         config.addinivalue_line("filterwarnings", f"error::{category}")
 
 
-@pytest.hookimpl(tryfirst=True)  # before fixtures; not a wrapper, around which pytest's own could not clean up
+@pytest.hookimpl(
+    tryfirst=True
+)  # before fixtures; not a wrapper, around which pytest's own could not clean up
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip GPU tests without a GPU; with REQUIRE_GPU=1 they fail."""
     if "gpu" in item.keywords and not torch.cuda.is_available():
@@ -54,7 +60,8 @@ def make_config(tmp_path: Path) -> Callable[..., TrainConfig]:
 
 @pytest.fixture
 def mlp(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model with BatchNorm and dropout, but no convolution: those in fp16 take seconds each on a CPU."""
+    """A model with BatchNorm and dropout, but no convolution: those in fp16 take seconds each on a
+    CPU."""
 
     def build(name: str, task: object) -> nn.Module:
         hidden = [nn.Linear(64, 48), nn.BatchNorm1d(48), nn.ReLU(), nn.Dropout(0.1)]

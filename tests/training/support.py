@@ -1,4 +1,5 @@
-"""What the training tests share: runs in this process and in one of their own, and what they left."""
+"""What the training tests share: runs in this process and in one of their own, and what they
+left."""
 
 import json
 import math
@@ -21,7 +22,11 @@ def trainer_of(config: TrainConfig) -> Trainer:
 
 def records(config: TrainConfig, kind: str) -> list[dict[str, float]]:
     lines = (config.run_dir / "metrics.jsonl").read_text().splitlines()
-    return [record for record in map(json.loads, lines) if record.get("kind", kind) == kind and matches(record, kind)]
+    return [
+        record
+        for record in map(json.loads, lines)
+        if record.get("kind", kind) == kind and matches(record, kind)
+    ]
 
 
 def matches(record: dict[str, float], kind: str) -> bool:

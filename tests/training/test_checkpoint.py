@@ -16,7 +16,14 @@ from amptrain.config import TrainConfig
 from amptrain.train import train
 
 Make = Callable[..., TrainConfig]
-EMPTY: dict[str, object] = {"model": {}, "optimizer": {}, "scaler": {}, "progress": {}, "rng": [], "config": {}}
+EMPTY: dict[str, object] = {
+    "model": {},
+    "optimizer": {},
+    "scaler": {},
+    "progress": {},
+    "rng": [],
+    "config": {},
+}
 
 
 def content(step: int, numbers: int = 1000) -> dict[str, object]:
@@ -72,7 +79,9 @@ def with_code(path: Path) -> None:
 
 def flipped(path: Path) -> None:
     data = bytearray(path.read_bytes())
-    at = data.index(torch.full((8,), 2.0).numpy().tobytes())  # in the weights, where no pickle would notice
+    at = data.index(
+        torch.full((8,), 2.0).numpy().tobytes()
+    )  # in the weights, where no pickle would notice
     data[at + 2] ^= 0x10
     path.write_bytes(bytes(data))
 
@@ -91,7 +100,9 @@ UNUSABLE: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("text", UNUSABLE)
-def test_what_cannot_be_used_is_named_and_the_one_before_is_taken(text: str, store: CheckpointStore) -> None:
+def test_what_cannot_be_used_is_named_and_the_one_before_is_taken(
+    text: str, store: CheckpointStore
+) -> None:
     newest = store.directory / "step-000000002.pt"
     UNUSABLE[text](newest)
     loaded = store.load_latest()
@@ -100,7 +111,10 @@ def test_what_cannot_be_used_is_named_and_the_one_before_is_taken(text: str, sto
     [message] = loaded.messages
     assert message.startswith(f"The checkpoint {newest} ")
     assert text.partition("archive/")[0] in message
-    assert names(store) == ["step-000000001.pt", "step-000000002.unusable"]  # not lost, and not in the way
+    assert names(store) == [
+        "step-000000001.pt",
+        "step-000000002.unusable",
+    ]  # not lost, and not in the way
     store.save(content(3), 3)
     assert step_of(store) == 3
 
@@ -116,7 +130,8 @@ def test_if_none_can_be_used_it_does_not_start_from_nothing(make_config: Make) -
 
 
 def test_every_flipped_byte_is_noticed_or_means_nothing(store: CheckpointStore) -> None:
-    """300 places over the whole file: either the file is passed over, or what it holds is what was saved."""
+    """300 places over the whole file: either the file is passed over, or what it holds is what was
+    saved."""
     path = store.directory / "step-000000002.pt"
     good, noticed = path.read_bytes(), 0
     chosen = random.Random(0)
@@ -145,7 +160,9 @@ def test_a_full_disk_leaves_the_old_ones_and_nothing_half_written(store: Checkpo
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
-        with pytest.raises(CheckpointError, match=r"File too large\. The checkpoints from before are untouched"):
+        with pytest.raises(
+            CheckpointError, match=r"File too large\. The checkpoints from before are untouched"
+        ):
             store.save(content(3, numbers=1_000_000), 3)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -169,7 +186,9 @@ def test_a_run_on_a_full_disk_goes_on_says_so_and_does_not_end_well(
     with pytest.raises(CheckpointError, match="the last checkpoint of this run is of step 5"):
         train(config)
     assert messages.count("No space left on device.") == 2
-    assert [path.name for path in (config.run_dir / "checkpoints").iterdir()] == ["step-000000005.pt"]
+    assert [path.name for path in (config.run_dir / "checkpoints").iterdir()] == [
+        "step-000000005.pt"
+    ]
     monkeypatch.undo()
     assert train(config) == 0
 
@@ -190,7 +209,8 @@ while True:
     store.save({**empty, "model": {"weight": torch.full((200_000,), float(step))}}, step)
     print(step, flush=True)
 """
-# A process that has imported torch forks the ones that are killed, which so begin to save within milliseconds.
+# A process that has imported torch forks the ones that are killed, which so begin to save within
+# milliseconds.
 FORKER = """
 import os, signal, sys
 from amptrain import checkpoint
@@ -209,7 +229,10 @@ def test_killed_at_100_random_moments_while_saving(tmp_path: Path) -> None:
     program = f"SAVER = {SAVER!r}\n{FORKER}"
     half_written, waits = 0, random.Random(0)
     with subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", program, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as forker:
         assert forker.stdin is not None
         assert forker.stdout is not None
@@ -223,6 +246,9 @@ def test_killed_at_100_random_moments_while_saving(tmp_path: Path) -> None:
             while (line := forker.stdout.readline().strip()) != "dead":
                 saved = int(line)
             half_written += len(list(tmp_path.glob("*.tmp")))
-            assert step_of(CheckpointStore(tmp_path)) in {saved, saved + 1}  # renamed, and killed before it said so
+            assert step_of(CheckpointStore(tmp_path)) in {
+                saved,
+                saved + 1,
+            }  # renamed, and killed before it said so
         forker.stdin.close()
     assert half_written > 20, "the kills came in the middle of saves"

@@ -10,7 +10,10 @@ from amptrain.config import TrainConfig, flatten, from_flat, load_yaml, save_yam
 from amptrain.errors import ConfigError
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"data": "mnist"}, "--data is 'mnist'; it needs to be digits, cifar10, imagefolder:PATH or fake:N."),
+    (
+        {"data": "mnist"},
+        "--data is 'mnist'; it needs to be digits, cifar10, imagefolder:PATH or fake:N.",
+    ),
     ({"data": "fake:many"}, "N needs to be a number above 0"),
     ({"data": "imagefolder:"}, "it needs to be digits"),
     ({"batch_size": 0}, "--batch-size is 0; it needs to be at least 1."),
@@ -30,7 +33,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"growth_interval": 0}, "--growth-interval is 0"),
     ({"min_scale": 2.0**-126}, "it needs to be from 2**-100 to the initial scale 65536"),
     ({"min_scale": 2.0**17}, "it needs to be from 2**-100 to the initial scale 65536"),
-    ({"max_consecutive_skips": 150}, "--max-consecutive-skips is 150; it needs to be from 1 to 100."),
+    (
+        {"max_consecutive_skips": 150},
+        "--max-consecutive-skips is 150; it needs to be from 1 to 100.",
+    ),
     ({"lr": math.nan}, "--lr is nan; it needs to be a finite number."),
     ({"lr": math.inf}, "--lr is inf; it needs to be a finite number."),
     ({"warmup_epochs": math.inf}, "--warmup-epochs is inf; it needs to be a finite number."),
@@ -44,7 +50,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"seed": -1}, "--seed is -1"),
     ({"name": "a/b"}, "without a slash"),
     ({"name": ".."}, "the name of one directory"),
-    ({"precision": "fp8"}, "precision is 'fp8'; it needs to be one of auto, fp32, tf32, bf16, fp16."),
+    (
+        {"precision": "fp8"},
+        "precision is 'fp8'; it needs to be one of auto, fp32, tf32, bf16, fp16.",
+    ),
     ({"epochs": "many"}, "epochs is 'many'; it needs to be of type int."),
     ({"epochs": True}, "epochs is True; it needs to be of type int."),
     ({"lr": "fast"}, "lr is 'fast'; it needs to be"),
@@ -63,12 +72,20 @@ def test_a_wrong_setting_is_told_in_a_sentence(settings: dict[str, Any], sentenc
 
 
 def test_flat_settings_come_back_as_they_were() -> None:
-    config = from_flat({"data_dir": "/somewhere", "lr": 1, "max_steps": 3, "compile": True, "ema_decay": "1e-1"})
-    assert (config.optim.lr, config.data.data_dir, config.optim.ema_decay) == (1.0, Path("/somewhere"), 0.1)
+    config = from_flat(
+        {"data_dir": "/somewhere", "lr": 1, "max_steps": 3, "compile": True, "ema_decay": "1e-1"}
+    )
+    assert (config.optim.lr, config.data.data_dir, config.optim.ema_decay) == (
+        1.0,
+        Path("/somewhere"),
+        0.1,
+    )
     assert from_flat(flatten(config)) == config
 
 
-def test_every_setting_has_its_own_name_and_says_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_setting_has_its_own_name_and_says_what_it_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["train", "--help"])
     assert stopped.value.code == 0
@@ -122,7 +139,10 @@ def test_a_wrong_file_is_told_with_its_path(
     [
         (["train", "--lr", "-1"], "--lr is -1.0; it needs to be above 0."),
         (["train", "--model", "resnet999", "--device", "cpu"], "There is no model 'resnet999'"),
-        (["train", "--model", "resnet18", "--device", "cpu"], "takes images of 3 channels, those of digits have 1"),
+        (
+            ["train", "--model", "resnet18", "--device", "cpu"],
+            "takes images of 3 channels, those of digits have 1",
+        ),
         (["train", "--precision", "tf32", "--device", "cpu"], "needs a CUDA device"),
         (
             ["train", "--data", "cifar10", "--data-dir", "nowhere"],

@@ -139,14 +139,19 @@ def test_augmentation_does_not_depend_on_workers(workers: int, image_folder: Fol
 
 def read_all(data: Images, keys: list[tuple[int, int]], workers: int) -> torch.Tensor:
     batches = [keys[start : start + 4] for start in range(0, len(keys), 4)]
-    return torch.cat([batch.images for batch in make_loader(data, batches, workers, 2, pin_memory=False)])
+    return torch.cat(
+        [batch.images for batch in make_loader(data, batches, workers, 2, pin_memory=False)]
+    )
 
 
 def test_seed_changes_augmentation_and_validation_has_none() -> None:
     one, other = (open_task(DataConfig(), seed=seed) for seed in (0, 1))
-    assert any(not torch.equal(one.train[(0, i)].image, other.train[(0, i)].image) for i in range(8))
+    assert any(
+        not torch.equal(one.train[(0, i)].image, other.train[(0, i)].image) for i in range(8)
+    )
     assert all(
-        torch.equal(one.validation[(VALIDATION, i)].image, other.validation[(VALIDATION, i)].image) for i in range(8)
+        torch.equal(one.validation[(VALIDATION, i)].image, other.validation[(VALIDATION, i)].image)
+        for i in range(8)
     )
 
 
@@ -166,7 +171,10 @@ def test_crops_have_the_size_asked_for() -> None:
     assert center_crop(gradient, 32).size == (32, 32)
     middle = np.asarray(center_crop(gradient, 32)).mean()
     assert middle == pytest.approx(99.5, abs=1)
-    crops = [np.asarray(random_resized_crop(gradient, 32, sample_rng(0, 0, index))) for index in range(50)]
+    crops = [
+        np.asarray(random_resized_crop(gradient, 32, sample_rng(0, 0, index)))
+        for index in range(50)
+    ]
     assert {crop.shape for crop in crops} == {(32, 32)}
     assert np.std([crop.mean() for crop in crops]) > 10
     sliver = Image.fromarray(np.zeros((1, 400), dtype=np.uint8))

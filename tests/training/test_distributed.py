@@ -33,7 +33,9 @@ def torchrun(config: TrainConfig, script: str | None = None, **more: object) -> 
 
 def run(arguments: list[str]) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error::FutureWarning:amptrain"}
-    return subprocess.run(arguments, capture_output=True, text=True, timeout=180, check=False, env=env)
+    return subprocess.run(
+        arguments, capture_output=True, text=True, timeout=180, check=False, env=env
+    )
 
 
 PLAIN_MODEL = '''
@@ -60,11 +62,15 @@ def weights(config: TrainConfig) -> dict[str, torch.Tensor]:
 
 
 def test_two_processes_train_as_one_with_the_same_batch(make_config: Make, tmp_path: Path) -> None:
-    """FP32, SGD, no BatchNorm: to 1e-5 of rounding. With accumulation, and a last step that is short."""
+    """FP32, SGD, no BatchNorm: to 1e-5 of rounding. With accumulation, and a last step that is
+    short."""
     script = tmp_path / "plain.py"
     script.write_text(PLAIN_MODEL)
     settings = {"precision": "fp32", "optimizer": "sgd", "lr": 0.05, "epochs": 2}
-    one, two = make_config(name="one", **settings), make_config(name="two", accumulate=2, **settings)
+    one, two = (
+        make_config(name="one", **settings),
+        make_config(name="two", accumulate=2, **settings),
+    )
     alone = run([sys.executable, str(script), *command(one)[4:]])
     assert alone.returncode == 0, alone.stderr
     both = run(torchrun(two, str(script)))
@@ -82,7 +88,8 @@ def test_two_processes_train_as_one_with_the_same_batch(make_config: Make, tmp_p
 
 
 def test_validation_over_processes_is_that_of_the_saved_model(make_config: Make) -> None:
-    """With BatchNorm, whose statistics differ between processes until rank 0's are shared; 360 images over 2 × 64."""
+    """With BatchNorm, whose statistics differ between processes until rank 0's are shared; 360
+    images over 2 × 64."""
     config = make_config(precision="fp32")
     assert run(torchrun(config)).returncode == 0
     task = open_task(config.data, 0)
@@ -93,7 +100,9 @@ def test_validation_over_processes_is_that_of_the_saved_model(make_config: Make)
     correct = loss = 0.0
     for keys in ValidationBatches(360, 360, 0, 1):
         samples = [task.validation[key] for key in keys]
-        images = (torch.stack([sample.image for sample in samples]).float() - task.mean[0]) / task.std[0]
+        images = (
+            torch.stack([sample.image for sample in samples]).float() - task.mean[0]
+        ) / task.std[0]
         labels = torch.tensor([sample.label for sample in samples])
         with torch.no_grad(), precision.autocast():
             logits = model(images)
@@ -110,10 +119,15 @@ def started(config: TrainConfig) -> bool:
 
 
 @pytest.mark.parametrize("launch", [command, torchrun], ids=["alone", "torchrun"])
-def test_sigterm_with_workers_ends_in_a_checkpoint(launch: Callable[..., list[str]], make_config: Make) -> None:
-    """Exit code 143; torchrun's own is 1 whatever its workers return. The same command then goes on."""
+def test_sigterm_with_workers_ends_in_a_checkpoint(
+    launch: Callable[..., list[str]], make_config: Make
+) -> None:
+    """Exit code 143; torchrun's own is 1 whatever its workers return. The same command then goes
+    on."""
     config = make_config(epochs=2000, workers=1, log_every=2)
-    with subprocess.Popen(launch(config), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        launch(config), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         wait_for(lambda: started(config), 120)
         process.send_signal(signal.SIGTERM)
         output, error = process.communicate(timeout=30)
@@ -127,17 +141,27 @@ def test_sigterm_with_workers_ends_in_a_checkpoint(launch: Callable[..., list[st
     assert f"Continuing at step {stopped_at} of {stopped_at + 2}" in again.stdout
 
 
-def test_a_process_that_dies_ends_the_others_with_a_message(make_config: Make, tmp_path: Path) -> None:
+def test_a_process_that_dies_ends_the_others_with_a_message(
+    make_config: Make, tmp_path: Path
+) -> None:
     """Without torchrun's own watching: it kills the others only later."""
     config = make_config(epochs=2000, log_every=2)
     ranks = []
     for rank in range(2):
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+        env = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": "2",
+        }
         env |= {"LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
         ranks.append(env)
     ranks[1]["MASTER_PORT"] = ranks[0]["MASTER_PORT"]
     processes = [
-        subprocess.Popen(command(config), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=env)
+        subprocess.Popen(
+            command(config), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=env
+        )
         for env in ranks
     ]
     try:
@@ -175,9 +199,7 @@ def test_gloo_takes_the_interface_of_the_route() -> None:
 
 
 def test_threads_follow_the_cpus(make_config: Make) -> None:
-    code = (
-        "import torch; from amptrain.distributed import Processes; p = Processes('cpu'); print(torch.get_num_threads())"
-    )
+    code = "import torch; from amptrain.distributed import Processes; p = Processes('cpu'); print(torch.get_num_threads())"
     few = {min(os.sched_getaffinity(0))}
     env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     done = subprocess.run(
@@ -203,6 +225,8 @@ def test_a_second_signal_ends_at_once() -> None:
         " os.kill(os.getpid(), signal.SIGTERM)\n assert stop.number == signal.SIGTERM\n print('asked', flush=True)\n"
         " os.kill(os.getpid(), signal.SIGTERM)\n time.sleep(60)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=30)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=30
+    )
     assert done.stdout == "asked\n"
     assert done.returncode == -signal.SIGTERM

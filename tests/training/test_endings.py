@@ -27,7 +27,9 @@ def test_two_runs_in_one_directory_are_refused(make_config: Make) -> None:
     lock = "f = open(sys.argv[1], 'w'); fcntl.lockf(f, fcntl.LOCK_EX)"
     holder = f"import fcntl, sys; {lock}; print(flush=True); sys.stdin.read()"
     with subprocess.Popen(
-        [sys.executable, "-c", holder, config.run_dir / ".lock"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", holder, config.run_dir / ".lock"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     ) as process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -62,14 +64,22 @@ def broken_folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_broken_image_ends_the_run_with_its_path(workers: int, make_config: Make, tmp_path: Path) -> None:
+def test_a_broken_image_ends_the_run_with_its_path(
+    workers: int, make_config: Make, tmp_path: Path
+) -> None:
     root = broken_folder(tmp_path)
-    config = make_config(data=f"imagefolder:{root}", image_size=16, model="small_cnn", batch_size=8, workers=workers)
-    with pytest.raises(TrainingError, match=rf"The image {root}/train/black/1.png: .*--skip-broken"):
+    config = make_config(
+        data=f"imagefolder:{root}", image_size=16, model="small_cnn", batch_size=8, workers=workers
+    )
+    with pytest.raises(
+        TrainingError, match=rf"The image {root}/train/black/1.png: .*--skip-broken"
+    ):
         train(config)
 
 
-def test_broken_images_are_left_out_counted_and_listed(make_config: Make, tmp_path: Path, messages: list[str]) -> None:
+def test_broken_images_are_left_out_counted_and_listed(
+    make_config: Make, tmp_path: Path, messages: list[str]
+) -> None:
     root = broken_folder(tmp_path)
     config = make_config(
         data=f"imagefolder:{root}",
@@ -82,7 +92,10 @@ def test_broken_images_are_left_out_counted_and_listed(make_config: Make, tmp_pa
     )
     assert train(config) == 0
     listed = (config.run_dir / "broken.txt").read_text().splitlines()
-    assert [line.split(":")[0] for line in listed] == [f"{root}/train/black/1.png", f"{root}/val/white/2.png"]
+    assert [line.split(":")[0] for line in listed] == [
+        f"{root}/train/black/1.png",
+        f"{root}/val/white/2.png",
+    ]
     assert json.loads((config.run_dir / "result.json").read_text())["broken_images"] == 2
     assert "2 images could not be read, see broken.txt" in messages[-1]
     assert len([text for text in messages if text.startswith("Left out")]) == 2
@@ -90,7 +103,10 @@ def test_broken_images_are_left_out_counted_and_listed(make_config: Make, tmp_pa
 
 def test_a_worker_that_dies_ends_the_run_with_a_sentence(make_config: Make) -> None:
     with subprocess.Popen(
-        command(make_config(workers=1, epochs=500)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command(make_config(workers=1, epochs=500)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         metrics = make_config().run_dir / "metrics.jsonl"
@@ -99,5 +115,9 @@ def test_a_worker_that_dies_ends_the_run_with_a_sentence(make_config: Make) -> N
             subprocess.run(["kill", "-KILL", child], check=True)
         _, error = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert error.strip().splitlines()[-1].startswith("amptrain: A loader worker died or hangs (DataLoader worker (pid")
+    assert (
+        error.strip()
+        .splitlines()[-1]
+        .startswith("amptrain: A loader worker died or hangs (DataLoader worker (pid")
+    )
     assert "Traceback" not in error

@@ -38,18 +38,25 @@ def test_digits_trains_in_each_precision(precision: str, fused: bool, make_confi
 
 @pytest.mark.parametrize("fused", [True, False])
 def test_a_skip_moves_nothing(fused: bool, make_config: Make) -> None:
-    trainer = cuda_trainer(make_config(device="cuda", precision="fp16", fused=fused), frozenset({0, 5}))
+    trainer = cuda_trainer(
+        make_config(device="cuda", precision="fp16", fused=fused), frozenset({0, 5})
+    )
     assert trainer.fit()
     assert trainer.state.progress.optimizer_steps == 10
-    assert all(bool(torch.isfinite(value).all()) for value in trainer.state.model.state_dict().values())
+    assert all(
+        bool(torch.isfinite(value).all()) for value in trainer.state.model.state_dict().values()
+    )
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_the_host_waits_only_for_the_step_before(
     precision: str, make_config: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """CUDA's own count of waits is an error in the step; events, which the outcome is read with, are not among them."""
-    trainer = cuda_trainer(make_config(device="cuda", precision=precision, ema_decay=0.9, clip_norm=1.0))
+    """CUDA's own count of waits is an error in the step; events, which the outcome is read with,
+    are not among them."""
+    trainer = cuda_trainer(
+        make_config(device="cuda", precision=precision, ema_decay=0.9, clip_norm=1.0)
+    )
     step = Trainer._train_step
 
     def watched(self: Trainer, number: int) -> None:

@@ -18,7 +18,8 @@ from amptrain.config import TrainConfig, save_yaml
 from .support import command
 
 Make = Callable[..., TrainConfig]
-# A process that has imported torch and forks the runs: they begin within milliseconds, as 100 of them have to.
+# A process that has imported torch and forks the runs: they begin within milliseconds, as 100 of
+# them have to.
 FORKER = """
 import os, sys
 from pathlib import Path
@@ -45,7 +46,8 @@ for line in sys.stdin:
 
 @pytest.fixture
 def forker() -> Iterator[Callable[[TrainConfig, float], int]]:
-    """Train in a process of its own, with its own group, killed after some seconds if it still runs: its exit code."""
+    """Train in a process of its own, with its own group, killed after some seconds if it still
+    runs: its exit code."""
     with subprocess.Popen(
         [sys.executable, "-c", FORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -70,7 +72,8 @@ def forker() -> Iterator[Callable[[TrainConfig, float], int]]:
 
 
 def kill_group(leader: int) -> None:
-    """With its loader workers, as when a machine dies; it may be done, or not have its own group yet."""
+    """With its loader workers, as when a machine dies; it may be done, or not have its own group
+    yet."""
     with suppress(ProcessLookupError):
         os.kill(leader, signal.SIGKILL)
     with suppress(ProcessLookupError):
@@ -79,7 +82,10 @@ def kill_group(leader: int) -> None:
 
 def saved_step(config: TrainConfig) -> int:
     """Of the newest checkpoint, by its name."""
-    return max((int(path.stem[5:]) for path in (config.run_dir / "checkpoints").glob("step-*.pt")), default=0)
+    return max(
+        (int(path.stem[5:]) for path in (config.run_dir / "checkpoints").glob("step-*.pt")),
+        default=0,
+    )
 
 
 def weights(config: TrainConfig) -> str:
@@ -90,7 +96,8 @@ def weights(config: TrainConfig) -> str:
 def test_100_kills_lose_no_run_and_change_no_weight(
     make_config: Make, forker: Callable[[TrainConfig, float], int]
 ) -> None:
-    """With augmentation, accumulation, EMA, in half of the runs a loader worker; each is killed until it is done."""
+    """With augmentation, accumulation, EMA, in half of the runs a loader worker; each is killed
+    until it is done."""
     settings = {"epochs": 2, "save_every": 2, "accumulate": 2, "ema_decay": 0.9}
     whole = make_config(name="whole", **settings)
     assert forker(make_config(name="first", **settings), 600) == 0  # waits until torch is imported
@@ -108,7 +115,9 @@ def test_100_kills_lose_no_run_and_change_no_weight(
             assert saved_step(config) >= before
             before = saved_step(config)
             steps.append(before)
-        assert weights(config) == weights(whole), f"{config.run_dir}, killed after the checkpoints of steps {steps}"
+        assert weights(config) == weights(whole), (
+            f"{config.run_dir}, killed after the checkpoints of steps {steps}"
+        )
         runs += 1
     assert len(set(steps)) > 5, "the kills came at many places"
     assert runs > 5
@@ -126,7 +135,9 @@ def test_killed_in_the_first_start_leaves_a_run_that_starts(
 
 def test_killed_processes_leave_no_workers_behind(make_config: Make) -> None:
     config = make_config(workers=2, epochs=500)
-    with subprocess.Popen(command(config), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        command(config), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         metrics = config.run_dir / "metrics.jsonl"
         deadline = time.monotonic() + 60

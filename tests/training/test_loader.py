@@ -39,15 +39,35 @@ def cgroup_tree(root: Path, lines: str, files: dict[str, str]) -> Path:
         ("0::/\n", {"cpu.max": "150000 100000\n"}, 2),
         ("0::/\n", {"cpu.max": "max 100000\n"}, 64),
         ("0::/a/b\n", {"a/b/cpu.max": "max 100000\n", "a/cpu.max": "300000 100000\n"}, 3),
-        ("0::/docker/0123\n", {"cpu.max": "50000 100000\n"}, 1),  # the host's path, seen in a private namespace
-        ("4:cpu,cpuacct:/\n", {"cpu,cpuacct/cpu.cfs_quota_us": "250000", "cpu,cpuacct/cpu.cfs_period_us": "100000"}, 3),
-        ("4:cpu:/x\n0::/\n", {"cpu/x/cpu.cfs_quota_us": "-1", "cpu/x/cpu.cfs_period_us": "100000"}, 64),
-        ("4:cpu:/x\n0::/\n", {"cpu/x/cpu.cfs_quota_us": "400000", "cpu/x/cpu.cfs_period_us": "100000"}, 4),
+        (
+            "0::/docker/0123\n",
+            {"cpu.max": "50000 100000\n"},
+            1,
+        ),  # the host's path, seen in a private namespace
+        (
+            "4:cpu,cpuacct:/\n",
+            {"cpu,cpuacct/cpu.cfs_quota_us": "250000", "cpu,cpuacct/cpu.cfs_period_us": "100000"},
+            3,
+        ),
+        (
+            "4:cpu:/x\n0::/\n",
+            {"cpu/x/cpu.cfs_quota_us": "-1", "cpu/x/cpu.cfs_period_us": "100000"},
+            64,
+        ),
+        (
+            "4:cpu:/x\n0::/\n",
+            {"cpu/x/cpu.cfs_quota_us": "400000", "cpu/x/cpu.cfs_period_us": "100000"},
+            4,
+        ),
         ("4:memory:/\n", {"memory/cpu.max": "100000 100000"}, 64),
     ],
 )
 def test_cpus_follow_the_cgroup_quota(
-    lines: str, files: dict[str, str], expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lines: str,
+    files: dict[str, str],
+    expected: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(64)))
     assert usable_cpus(cgroup_tree(tmp_path, lines, files)) == expected
@@ -63,7 +83,11 @@ def test_cpus_follow_the_affinity(tmp_path: Path) -> None:
 
 
 def test_free_shared_memory_is_told() -> None:
-    assert 0 < shared_memory_free() == pytest.approx(limits.shutil.disk_usage("/dev/shm").free, rel=0.2)
+    assert (
+        0
+        < shared_memory_free()
+        == pytest.approx(limits.shutil.disk_usage("/dev/shm").free, rel=0.2)
+    )
     assert shared_memory_free(Path("/no/such/place")) == 0
 
 
@@ -78,22 +102,33 @@ def test_workers_come_from_the_cpus_unless_data_is_in_memory(digits: Task) -> No
     assert choose_workers(None, digits, cpus=4, prefetch=2, images=64) == 0
     assert choose_workers(None, folder_like(digits), cpus=4, prefetch=2, images=64) == 4
     assert choose_workers(7, digits, cpus=4, prefetch=2, images=64) == 7
-    with pytest.raises(ConfigError, match="--workers 65 is more than 16 for each of the 4 CPUs this"):
+    with pytest.raises(
+        ConfigError, match="--workers 65 is more than 16 for each of the 4 CPUs this"
+    ):
         choose_workers(65, digits, cpus=4, prefetch=2, images=64)
-    assert choose_workers(3, open_task(DataConfig(data="fake:9"), 0), cpus=4, prefetch=2, images=64) == 0
+    assert (
+        choose_workers(3, open_task(DataConfig(data="fake:9"), 0), cpus=4, prefetch=2, images=64)
+        == 0
+    )
 
 
-def test_too_little_shared_memory_is_said_before_it_kills(digits: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_shared_memory_is_said_before_it_kills(
+    digits: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Docker's default is 64 MiB; four workers with 3 batches each of 64 images take 110 MiB."""
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(limits.shutil, "disk_usage", lambda path: usage(64 << 20, 0, 64 << 20))
-    with pytest.raises(ConfigError, match=r"/dev/shm has 64 MiB free, .* need 111 MiB.*--shm-size=284m .*--workers 2"):
+    with pytest.raises(
+        ConfigError,
+        match=r"/dev/shm has 64 MiB free, .* need 111 MiB.*--shm-size=284m .*--workers 2",
+    ):
         choose_workers(4, folder_like(digits), cpus=4, prefetch=2, images=64)
     assert choose_workers(None, folder_like(digits), cpus=4, prefetch=2, images=64) == 2
 
 
 def test_workers_live_through_sigterm(digits: Task) -> None:
-    """torchrun signals the whole group; a loader whose workers died could not end in a checkpoint."""
+    """torchrun signals the whole group; a loader whose workers died could not end in a
+    checkpoint."""
     keys = [[(0, index)] for index in range(40)]
     batches = iter(make_loader(digits.train, keys, 2, 1, pin_memory=False))
     for _ in range(4):  # both workers have delivered, so both have started

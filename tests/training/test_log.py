@@ -1,4 +1,5 @@
-"""What a run says and writes: lines, metrics.jsonl through kills and full disks, TensorBoard, the bar of a terminal."""
+"""What a run says and writes: lines, metrics.jsonl through kills and full disks, TensorBoard, the
+bar of a terminal."""
 
 import json
 import math
@@ -24,7 +25,9 @@ WINDOW = Window(
 EPOCH = EpochRecord(epoch=2, step=20, val_loss=0.25, val_accuracy=0.98, skips=1, seconds=3.5)
 
 
-def test_a_window_is_one_line_with_all_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_window_is_one_line_with_all_of_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     log = RunLog(tmp_path, 460, enabled=True)
     log.window(replace(WINDOW, gpu_utilisation=93.4))
     assert capsys.readouterr().out == (
@@ -37,7 +40,9 @@ def test_skips_stand_out_and_what_is_not_measured_is_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = RunLog(tmp_path, 460, enabled=True)
-    log.window(replace(WINDOW, skips=2, skipped_steps=(7, 9), memory_allocated=0, memory_reserved=0))
+    log.window(
+        replace(WINDOW, skips=2, skipped_steps=(7, 9), memory_allocated=0, memory_reserved=0)
+    )
     line = capsys.readouterr().out
     assert "SKIPS 2" in line
     assert "memory" not in line
@@ -51,7 +56,9 @@ def test_an_epoch_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     )
 
 
-def test_other_ranks_say_and_write_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_ranks_say_and_write_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     log = RunLog(tmp_path, 460, enabled=False)
     log.window(WINDOW)
     log.epoch(EPOCH)
@@ -62,14 +69,24 @@ def test_other_ranks_say_and_write_nothing(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_records_are_on_the_disk_at_once_and_are_strict_json(tmp_path: Path) -> None:
-    """A watcher, or a person after a kill, sees the last line. NaN is no JSON: other languages' readers refuse it."""
+    """A watcher, or a person after a kill, sees the last line. NaN is no JSON: other languages'
+    readers refuse it."""
     log = RunLog(tmp_path, 460, enabled=True)
-    log.window(replace(WINDOW, loss=math.nan, grad_norm=math.inf, skips=20, skipped_steps=tuple(range(1, 21))))
+    log.window(
+        replace(
+            WINDOW, loss=math.nan, grad_norm=math.inf, skips=20, skipped_steps=tuple(range(1, 21))
+        )
+    )
     log.epoch(EPOCH)
     lines = (tmp_path / METRICS).read_text().splitlines()
     assert len(lines) == 2
     first, second = (json.loads(line, parse_constant=pytest.fail) for line in lines)
-    assert (first["kind"], first["loss"], first["grad_norm"], first["lr"]) == ("window", None, None, 4.5e-3)
+    assert (first["kind"], first["loss"], first["grad_norm"], first["lr"]) == (
+        "window",
+        None,
+        None,
+        4.5e-3,
+    )
     assert first["skipped_steps"] == list(range(1, 21))
     assert (second["kind"], second["val_accuracy"], second["skips"]) == ("epoch", 0.98, 1)
 
@@ -83,15 +100,25 @@ def test_continuing_drops_what_comes_after_and_the_half_line_of_a_kill(tmp_path:
     again = RunLog(tmp_path, 460, enabled=True, start_step=40)
     again.window(replace(WINDOW, step=60, loss=9.0))
     records = read_metrics(tmp_path / METRICS)
-    assert [(record["step"], record["loss"]) for record in records] == [(20, 0.51234), (40, 0.51234), (60, 9.0)]
+    assert [(record["step"], record["loss"]) for record in records] == [
+        (20, 0.51234),
+        (40, 0.51234),
+        (60, 9.0),
+    ]
     assert len((tmp_path / METRICS).read_text().splitlines()) == 3
 
 
-def test_a_run_that_was_stopped_has_each_step_once(make_config: Callable[..., TrainConfig], tmp_path: Path) -> None:
+def test_a_run_that_was_stopped_has_each_step_once(
+    make_config: Callable[..., TrainConfig], tmp_path: Path
+) -> None:
     """As a run killed after its last checkpoint: more is in the log than in the checkpoint."""
-    whole = make_config(name="whole", log_every=1, save_every=4, precision="fp32", deterministic=True)
+    whole = make_config(
+        name="whole", log_every=1, save_every=4, precision="fp32", deterministic=True
+    )
     assert train(whole) == 0
-    with_kill = make_config(name="killed", log_every=1, save_every=4, precision="fp32", deterministic=True)
+    with_kill = make_config(
+        name="killed", log_every=1, save_every=4, precision="fp32", deterministic=True
+    )
     code = (
         "import os, sys; from pathlib import Path\n"
         "from amptrain import train as module; from amptrain.config import load_yaml\n"
@@ -103,19 +130,29 @@ def test_a_run_that_was_stopped_has_each_step_once(make_config: Callable[..., Tr
         "module.train(load_yaml(Path(sys.argv[1])))"
     )
     settings = tmp_path / "settings.yaml"
-    settings.write_text((whole.run_dir / "config.yaml").read_text().replace("name: whole", "name: killed"))
-    killed = subprocess.run([sys.executable, "-c", code, str(settings)], capture_output=True, text=True, check=False)
+    settings.write_text(
+        (whole.run_dir / "config.yaml").read_text().replace("name: whole", "name: killed")
+    )
+    killed = subprocess.run(
+        [sys.executable, "-c", code, str(settings)], capture_output=True, text=True, check=False
+    )
     assert killed.returncode == -9, killed.stderr
     assert [r["step"] for r in read_metrics(with_kill.run_dir / METRICS)] == list(range(1, 8))
     assert train(with_kill) == 0
     wanted, found = (
-        [(r["step"], r["loss"], r["lr"]) for r in read_metrics(config.run_dir / METRICS) if r["kind"] == "window"]
+        [
+            (r["step"], r["loss"], r["lr"])
+            for r in read_metrics(config.run_dir / METRICS)
+            if r["kind"] == "window"
+        ]
         for config in (whole, with_kill)
     )
     assert found == wanted
 
 
-def test_a_kill_while_the_log_is_cut_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kill_while_the_log_is_cut_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is written aside first: a kill before the rename leaves the old file."""
     RunLog(tmp_path, 460, enabled=True).window(WINDOW)
     before = (tmp_path / METRICS).read_bytes()
@@ -129,7 +166,9 @@ def test_a_kill_while_the_log_is_cut_loses_nothing(tmp_path: Path, monkeypatch: 
     assert (tmp_path / METRICS).read_bytes() == before
 
 
-def test_a_full_disk_is_said_once_and_the_run_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_full_disk_is_said_once_and_the_run_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """/dev/full is a file on a disk that is full."""
     log = RunLog(tmp_path, 460, enabled=True)
     (tmp_path / METRICS).symlink_to("/dev/full")
@@ -186,7 +225,9 @@ def in_terminal(code: str, term: str) -> str:
     reader = threading.Thread(target=read)
     reader.start()
     environment = {**os.environ, "TERM": term, "COLUMNS": "120"}
-    done = subprocess.run([sys.executable, "-c", code], stdout=slave, stderr=slave, env=environment, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], stdout=slave, stderr=slave, env=environment, check=False
+    )
     os.close(slave)
     reader.join(timeout=60)
     os.close(master)
@@ -219,7 +260,8 @@ def test_a_terminal_has_a_bar_with_the_time_left(term: str, bar: bool, tmp_path:
 
 
 def test_elsewhere_lines_are_plain_and_come_at_once(tmp_path: Path) -> None:
-    """Through a pipe, as in `docker logs`: no control characters, and no waiting for a full buffer."""
+    """Through a pipe, as in `docker logs`: no control characters, and no waiting for a full
+    buffer."""
     code = CODE.format(tests=str(Path(__file__).parent), run=str(tmp_path)).replace(
         "log.close()", "import os; os._exit(0)"
     )

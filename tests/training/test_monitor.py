@@ -14,11 +14,23 @@ import torch
 from amptrain.config import TrainConfig
 from amptrain.distributed import Processes
 from amptrain.log import Window
-from amptrain.monitor import BUSY, WARM_UP, WHILE, Gpu, Monitor, NotAvailable, Settings, cause, find_gpu
+from amptrain.monitor import (
+    BUSY,
+    WARM_UP,
+    WHILE,
+    Gpu,
+    Monitor,
+    NotAvailable,
+    Settings,
+    cause,
+    find_gpu,
+)
 from amptrain.signals import StopSignal
 from amptrain.train import Trainer
 
-SETTINGS = Settings(fp16=False, fused=True, log_every=20, batch_size=64, compile=False, workers=4, cpus=4)
+SETTINGS = Settings(
+    fp16=False, fused=True, log_every=20, batch_size=64, compile=False, workers=4, cpus=4
+)
 
 
 class Nvml:
@@ -67,7 +79,9 @@ def window(**values: float) -> Window:
     return replace(base, **values)  # type: ignore[arg-type]
 
 
-def monitor_of(nvml: Nvml, said: list[str], settings: Settings = SETTINGS, period: float = 1.0) -> Monitor:
+def monitor_of(
+    nvml: Nvml, said: list[str], settings: Settings = SETTINGS, period: float = 1.0
+) -> Monitor:
     return Monitor(settings, said.append, Gpu("b", nvml), period)
 
 
@@ -135,7 +149,10 @@ def test_an_idle_gpu_is_warned_of_once_and_after_a_while() -> None:
         monitor.window(window(data_wait_share=0.4))
     assert len(said) == 1
     assert "busy only 59 %" in said[0]
-    assert "waited for data 40% of the time, with 4 loader workers in each process and a quota of 4 CPUs" in said[0]
+    assert (
+        "waited for data 40% of the time, with 4 loader workers in each process and a quota of 4 CPUs"
+        in said[0]
+    )
 
 
 def test_a_busy_gpu_is_not_warned_of() -> None:
@@ -181,7 +198,9 @@ def test_nvml_lost_in_the_middle_is_said_once_and_asked_no_more() -> None:
         wait_for(lambda: not monitor.thread.is_alive())
         monitor.window(window())
         assert monitor.window(window()).gpu_utilisation is None
-    assert said == ["GPU utilisation is not available from here on (NVML says: Unknown Error). Training goes on."]
+    assert said == [
+        "GPU utilisation is not available from here on (NVML says: Unknown Error). Training goes on."
+    ]
 
 
 def test_the_thread_ends_with_the_run() -> None:
@@ -196,7 +215,11 @@ def test_the_thread_ends_with_the_run() -> None:
     [
         ({"workers": 2}, 0.3, ("with 2 loader workers", "quota of 4 CPUs", "Try --workers 4.")),
         ({"fp16": True, "fused": False}, 0.3, ("Give the container more CPUs", "--prefetch 4")),
-        ({"fp16": True, "fused": False}, 0.02, ("waits for the device at each step", "Try --fused.")),
+        (
+            {"fp16": True, "fused": False},
+            0.02,
+            ("waits for the device at each step", "Try --fused."),
+        ),
         ({"fused": False}, 0.02, ("the batch is small", "--batch-size 128")),
         ({"log_every": 1}, 0.02, ("every 1 steps", "Try --log-every 50.")),
         ({}, 0.02, ("the batch is small", "Try --batch-size 128, or --compile")),
@@ -204,7 +227,9 @@ def test_the_thread_ends_with_the_run() -> None:
     ],
     ids=str,
 )
-def test_the_cause_and_the_flag(changes: dict[str, int], waited: float, expected: tuple[str, ...]) -> None:
+def test_the_cause_and_the_flag(
+    changes: dict[str, int], waited: float, expected: tuple[str, ...]
+) -> None:
     text = cause(replace(SETTINGS, **changes), waited)  # type: ignore[arg-type]
     for part in expected:
         assert part in text
@@ -224,7 +249,8 @@ def test_the_flags_exist(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_run_watches_while_it_trains_and_not_in_validation(
     make_config: Callable[..., TrainConfig], messages: list[str]
 ) -> None:
-    """Wired into the loop: the records have the utilisation, and validation and saves are left out."""
+    """Wired into the loop: the records have the utilisation, and validation and saves are left
+    out."""
     config = make_config(log_every=4, precision="fp32")
     config.run_dir.mkdir(parents=True)
     trainer = Trainer(config, Processes("cpu"), StopSignal())
@@ -272,7 +298,9 @@ def test_the_real_nvml_knows_the_device_torch_uses(by: str, uuid: str) -> None:
     last = torch.cuda.device_count() - 1
     chosen = f"GPU-{uuid}" if by == "uuid" else str(last)
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": chosen}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     expected = uuid if by == "uuid" else str(torch.cuda.get_device_properties(last).uuid)
     assert expected in done.stdout
@@ -293,7 +321,8 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 def test_no_driver_here_is_a_sentence_of_nvmls_own(tmp_path: Path) -> None:
-    """The real nvidia-ml-py: on a machine without a GPU it says so; on one with, the made-up UUID is not found."""
+    """The real nvidia-ml-py: on a machine without a GPU it says so; on one with, the made-up UUID
+    is not found."""
     said: list[str] = []
     assert find_gpu("00000000-0000-0000-0000-000000000000", said.append) is None
     assert said[0].startswith("GPU utilisation is not available: NVML says: ")

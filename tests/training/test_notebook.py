@@ -21,7 +21,10 @@ def notebook(tmp_path_factory: pytest.TempPathFactory) -> Any:
     executed = nbformat.read(NOTEBOOK, as_version=4)
     directory = tmp_path_factory.mktemp("notebook")
     NotebookClient(
-        executed, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(directory)}}
+        executed,
+        timeout=300,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(directory)}},
     ).execute()
     assert list(directory.iterdir()) == [], "the notebook leaves files where it is"
     return executed
@@ -32,7 +35,9 @@ def text(notebook: Any) -> str:
 
 
 def outputs(notebook: Any) -> list[Any]:
-    return [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    return [
+        output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs
+    ]
 
 
 def test_nothing_is_said_but_what_the_cells_print(notebook: Any) -> None:
@@ -40,14 +45,26 @@ def test_nothing_is_said_but_what_the_cells_print(notebook: Any) -> None:
 
 
 def test_autocast_picks_the_precision(notebook: Any) -> None:
-    shown = dict(re.findall(r"^(weights|linear layer|relu|cross entropy) +(\w+)$", text(notebook), re.MULTILINE))
-    assert shown == {"weights": "float32", "linear layer": "float16", "relu": "float16", "cross entropy": "float32"}
+    shown = dict(
+        re.findall(
+            r"^(weights|linear layer|relu|cross entropy) +(\w+)$", text(notebook), re.MULTILINE
+        )
+    )
+    assert shown == {
+        "weights": "float32",
+        "linear layer": "float16",
+        "relu": "float16",
+        "cross entropy": "float32",
+    }
 
 
 def test_gradients_vanish_without_scaling_and_live_with_it(notebook: Any) -> None:
     shares = {
         name: [
-            float(share) for share in re.search(rf"^{name} +((?: *\d+\.\d)+)$", text(notebook), re.MULTILINE)[1].split()
+            float(share)
+            for share in re.search(rf"^{name} +((?: *\d+\.\d)+)$", text(notebook), re.MULTILINE)[
+                1
+            ].split()
         ]  # type: ignore[index]
         for name in ("FP32", "fp16", "fp16, loss × 2¹⁶")
     }
@@ -59,7 +76,9 @@ def test_gradients_vanish_without_scaling_and_live_with_it(notebook: Any) -> Non
 
 def test_the_overflow_is_skipped_and_the_scale_backs_off(notebook: Any) -> None:
     assert "step 12: skipped, scale 131072 → 65536, weights unchanged: True" in text(notebook)
-    found = re.search(r"loss: (\S+) at the start, (\S+) after 30 steps; skipped steps: (\[.*\])", text(notebook))
+    found = re.search(
+        r"loss: (\S+) at the start, (\S+) after 30 steps; skipped steps: (\[.*\])", text(notebook)
+    )
     assert found
     first, last, skipped = found.groups()
     assert float(last) < 0.6 * float(first)
@@ -67,13 +86,16 @@ def test_the_overflow_is_skipped_and_the_scale_backs_off(notebook: Any) -> None:
 
 
 def test_both_runs_of_digits_learn(notebook: Any) -> None:
-    accuracies = dict(re.findall(r"^(fp32|bf16|fp16): accuracy (\d+\.\d)%", text(notebook), re.MULTILINE))
+    accuracies = dict(
+        re.findall(r"^(fp32|bf16|fp16): accuracy (\d+\.\d)%", text(notebook), re.MULTILINE)
+    )
     assert len(accuracies) == 2
     assert all(float(accuracy) >= 97 for accuracy in accuracies.values())
 
 
 def test_each_part_has_its_picture(notebook: Any) -> None:
-    """Three, of which the last is the one that followed the runs: a picture that was changed in place."""
+    """Three, of which the last is the one that followed the runs: a picture that was changed in
+    place."""
     pictures = [output for output in outputs(notebook) if "image/png" in output.get("data", {})]
     assert len(pictures) == 3
     assert all(base64.b64decode(p.data["image/png"]).startswith(b"\x89PNG") for p in pictures)

@@ -26,8 +26,12 @@ def test_each_epoch_has_all_images_once_in_an_order_of_its_own() -> None:
 
 @pytest.mark.parametrize(("accumulate", "world_size"), SPLITS)
 def test_processes_and_micro_batches_share_the_same_steps(accumulate: int, world_size: int) -> None:
-    """Disjoint, complete, and weighted so that the step is the mean over its images; the last, short step too."""
-    whole, split = Order(106, 16, seed=1), Order(106, 16, seed=1, accumulate=accumulate, world_size=world_size)
+    """Disjoint, complete, and weighted so that the step is the mean over its images; the last,
+    short step too."""
+    whole, split = (
+        Order(106, 16, seed=1),
+        Order(106, 16, seed=1, accumulate=accumulate, world_size=world_size),
+    )
     assert split.steps_per_epoch == whole.steps_per_epoch == 7
     for step in range(14):
         ranks = [split.micro_batches(step, rank) for rank in range(world_size)]
@@ -36,9 +40,16 @@ def test_processes_and_micro_batches_share_the_same_steps(accumulate: int, world
         epoch, expected = whole.step(step)
         assert sorted(indices) == sorted(int(index) for index in expected)
         assert {key[0] for parts in ranks for keys, _ in parts for key in keys} == {epoch}
-        weights = {key: share / world_size / len(keys) for parts in ranks for keys, share in parts for key in keys}
+        weights = {
+            key: share / world_size / len(keys)
+            for parts in ranks
+            for keys, share in parts
+            for key in keys
+        }
         assert list(weights.values()) == pytest.approx([1 / len(expected)] * len(expected))
-        assert max(len(keys) for parts in ranks for keys, _ in parts) <= 16 // accumulate // world_size
+        assert (
+            max(len(keys) for parts in ranks for keys, _ in parts) <= 16 // accumulate // world_size
+        )
 
 
 def test_a_last_step_too_small_for_batchnorm_is_left_out() -> None:

@@ -97,7 +97,10 @@ def test_nothing_overlaps(fp16: Path, fp32: Path) -> None:
     boxes = [axes.get_tightbbox() for axes in result.axes]
     for upper, lower in itertools.pairwise(boxes):
         assert upper.y0 >= lower.y1 - 1
-    assert all(result.bbox.x0 <= box.x0 and box.x1 <= result.bbox.x1 and box.y1 <= result.bbox.y1 for box in boxes)
+    assert all(
+        result.bbox.x0 <= box.x0 and box.x1 <= result.bbox.x1 and box.y1 <= result.bbox.y1
+        for box in boxes
+    )
 
 
 def test_a_half_written_line_is_left_out(fp32: Path) -> None:
@@ -106,8 +109,12 @@ def test_a_half_written_line_is_left_out(fp32: Path) -> None:
     assert [w["step"] for w in load(fp32).windows] == [10, 20, 30]
 
 
-@pytest.mark.parametrize(("suffix", "start"), [(".png", PNG), (".svg", b"<?xml"), (".pdf", b"%PDF")])
-def test_the_file_is_what_its_suffix_says(suffix: str, start: bytes, fp16: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("suffix", "start"), [(".png", PNG), (".svg", b"<?xml"), (".pdf", b"%PDF")]
+)
+def test_the_file_is_what_its_suffix_says(
+    suffix: str, start: bytes, fp16: Path, tmp_path: Path
+) -> None:
     out = tmp_path / f"curves{suffix}"
     assert plot_runs([fp16], out) == out
     assert out.read_bytes().startswith(start)
@@ -115,12 +122,19 @@ def test_the_file_is_what_its_suffix_says(suffix: str, start: bytes, fp16: Path,
 
 
 def test_the_command(
-    fp16: Path, fp32: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    fp16: Path,
+    fp32: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     assert main(["plot", str(fp16)]) == 0
     assert (fp16 / "plot.png").read_bytes().startswith(PNG)
     assert main(["plot", str(fp16), str(fp32)]) == 0
-    assert capsys.readouterr().out.splitlines() == [f"Drawn: {fp16}/plot.png", f"Drawn: {tmp_path}/plot.png"]
+    assert capsys.readouterr().out.splitlines() == [
+        f"Drawn: {fp16}/plot.png",
+        f"Drawn: {tmp_path}/plot.png",
+    ]
     (tmp_path / "elsewhere" / "runs").mkdir(parents=True)
     fp32.rename(tmp_path / "elsewhere" / "runs" / "fp32")
     monkeypatch.chdir(tmp_path / "elsewhere")
@@ -132,15 +146,25 @@ def test_the_command(
     ("arguments", "sentence"),
     [
         ([], "Which run?"),
-        (["nowhere"], "There is no run in runs/nowhere: it has no metrics.jsonl. Give the directory of a run."),
-        (["{empty}"], "has no readable line yet in its metrics.jsonl; wait a moment, or add --follow."),
+        (
+            ["nowhere"],
+            "There is no run in runs/nowhere: it has no metrics.jsonl. Give the directory of a run.",
+        ),
+        (
+            ["{empty}"],
+            "has no readable line yet in its metrics.jsonl; wait a moment, or add --follow.",
+        ),
         (["{fp32}", "--out", "{empty}/a.doc"], "cannot be written to"),
         (["{fp32}", "--out", "/nowhere/a.png"], "cannot be written to /nowhere/a.png"),
     ],
     ids=str,
 )
 def test_what_cannot_be_drawn_is_a_sentence(
-    arguments: list[str], sentence: str, fp32: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    sentence: str,
+    fp32: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()

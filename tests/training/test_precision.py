@@ -46,14 +46,24 @@ def test_a_cpu_with_avx512_has_bf16() -> None:
     """As Linux says of x86; on others torch is believed."""
     flags = Path("/proc/cpuinfo").read_text()
     if platform.machine() == "x86_64":
-        assert has_bf16(CPU) == all(f" {name} " in flags for name in ("avx512f", "avx512bw", "avx512vl", "avx512dq"))
+        assert has_bf16(CPU) == all(
+            f" {name} " in flags for name in ("avx512f", "avx512bw", "avx512vl", "avx512dq")
+        )
 
 
 def test_what_a_cpu_does_slowly_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     for has, asked, text in (
         (False, "auto", "--precision auto is fp32 here"),
-        (False, "bf16", "bf16 on this CPU is for trying it out: it is emulated, and very slow. fp32 is not."),
-        (True, "fp16", "fp16 on this CPU is for trying it out: it is emulated, and very slow. bf16 is not."),
+        (
+            False,
+            "bf16",
+            "bf16 on this CPU is for trying it out: it is emulated, and very slow. fp32 is not.",
+        ),
+        (
+            True,
+            "fp16",
+            "fp16 on this CPU is for trying it out: it is emulated, and very slow. bf16 is not.",
+        ),
         (True, "auto", None),
         (True, "bf16", None),
         (False, "fp32", None),
@@ -65,9 +75,15 @@ def test_what_a_cpu_does_slowly_is_told(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize(("native", "expected"), [(True, "bf16"), (False, "fp16")])
-def test_auto_on_a_gpu_asks_for_native_bf16(monkeypatch: pytest.MonkeyPatch, native: bool, expected: str) -> None:
+def test_auto_on_a_gpu_asks_for_native_bf16(
+    monkeypatch: pytest.MonkeyPatch, native: bool, expected: str
+) -> None:
     """A T4 says True unless asked without emulation (pytorch#124996)."""
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation or native)
+    monkeypatch.setattr(
+        torch.cuda,
+        "is_bf16_supported",
+        lambda including_emulation=True: including_emulation or native,
+    )
     assert precision_name("auto", torch.device("cuda")) == expected
 
 
@@ -95,11 +111,17 @@ def test_forward_computes_in_the_precision(name: str, dtype: torch.dtype) -> Non
 
 
 def test_fp16_always_has_a_scaler_with_the_settings() -> None:
-    precision = make("fp16", init_scale=2.0**12, growth_factor=3.0, backoff_factor=0.25, growth_interval=7)
+    precision = make(
+        "fp16", init_scale=2.0**12, growth_factor=3.0, backoff_factor=0.25, growth_interval=7
+    )
     assert isinstance(precision, Fp16)
     assert precision.scaler.is_enabled()
     scaler = precision.scaler
-    settings = (scaler.get_growth_factor(), scaler.get_backoff_factor(), scaler.get_growth_interval())
+    settings = (
+        scaler.get_growth_factor(),
+        scaler.get_backoff_factor(),
+        scaler.get_growth_interval(),
+    )
     assert (scaler.get_scale(), *settings) == (4096.0, 3.0, 0.25, 7)
     assert precision.scale(torch.tensor(2.0)) == 8192.0
 
@@ -115,7 +137,9 @@ def test_others_never_have_a_scaler(name: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_other_parameters_than_fp32_are_refused_in_one_sentence(dtype: torch.dtype) -> None:
     require_fp32(nn.Linear(2, 2))
-    with pytest.raises(ConfigError, match=r"The parameter bias is b?float16; .*needs FP32 parameters"):
+    with pytest.raises(
+        ConfigError, match=r"The parameter bias is b?float16; .*needs FP32 parameters"
+    ):
         require_fp32(nn.ParameterDict({"bias": nn.Parameter(torch.zeros(2, dtype=dtype))}))
 
 

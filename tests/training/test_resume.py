@@ -46,7 +46,11 @@ class StopAt(StopSignal):
 
 
 def run_to(
-    config: TrainConfig, step: int, validating: bool = False, spoil: frozenset[int] = frozenset(), device: str = "cpu"
+    config: TrainConfig,
+    step: int,
+    validating: bool = False,
+    spoil: frozenset[int] = frozenset(),
+    device: str = "cpu",
 ) -> Trainer:
     """Start or continue a run, and stop it at `step`."""
     config.run_dir.mkdir(parents=True, exist_ok=True)
@@ -63,7 +67,12 @@ def everything(trainer: Trainer) -> dict[str, Any]:
     """All of the state but times, and settings that differ on purpose."""
     state = trainer.state.state_dict()
     progress = {**asdict(trainer.state.progress), "seconds": 0}
-    return {**state, "config": {}, "progress": progress, "weights": weights_sha256(trainer.state.model)}
+    return {
+        **state,
+        "config": {},
+        "progress": progress,
+        "weights": weights_sha256(trainer.state.model),
+    }
 
 
 def assert_same(one: Any, other: Any, path: str = "state") -> None:
@@ -92,11 +101,14 @@ EXACT: list[tuple[dict[str, Any], list[dict[str, Any]], list[int]]] = [
 ]
 
 
-@pytest.mark.parametrize(("settings", "changes", "stops"), EXACT, ids=[str(case[0]) for case in EXACT])
+@pytest.mark.parametrize(
+    ("settings", "changes", "stops"), EXACT, ids=[str(case[0]) for case in EXACT]
+)
 def test_continued_is_bit_for_bit_the_run_never_stopped(
     settings: dict[str, Any], changes: list[dict[str, Any]], stops: list[int], make_config: Make
 ) -> None:
-    """Weights, EMA, optimizer, scaler, generators: with augmentation, dropout, other workers, a skipped step."""
+    """Weights, EMA, optimizer, scaler, generators: with augmentation, dropout, other workers, a
+    skipped step."""
     spoil = frozenset({4, 8}) if settings.get("precision") == "fp16" else frozenset()
     whole = run_to(make_config(name="whole", epochs=2, **settings), 99, spoil=spoil)
     for number, step in enumerate(stops):
@@ -107,7 +119,10 @@ def test_continued_is_bit_for_bit_the_run_never_stopped(
     part = run_to(make_config(epochs=2, **{**settings, **changes[-1]}), 99, spoil=spoil)
     assert part.done  # type: ignore[attr-defined]
     assert_same(everything(part), everything(whole))
-    epochs = [[(r["step"], r["val_loss"], r["skips"]) for r in records(t.config, "epoch")] for t in (whole, part)]
+    epochs = [
+        [(r["step"], r["val_loss"], r["skips"]) for r in records(t.config, "epoch")]
+        for t in (whole, part)
+    ]
     assert epochs[0] == epochs[1]
 
 
@@ -148,7 +163,9 @@ def test_changes_that_make_the_checkpoint_meaningless_are_refused(
     assert text in str(caught.value)
 
 
-def test_other_changes_are_announced_and_take_effect(make_config: Make, messages: list[str]) -> None:
+def test_other_changes_are_announced_and_take_effect(
+    make_config: Make, messages: list[str]
+) -> None:
     run_to(make_config(), 2)
     trainer = run_to(make_config(lr=0.5, weight_decay=0.0, epochs=2), 3)
     [text] = [text for text in messages if text.startswith("Changed")]
@@ -159,17 +176,25 @@ def test_other_changes_are_announced_and_take_effect(make_config: Make, messages
     assert trainer.lr > 0.01
 
 
-def test_changes_without_influence_are_not_announced(make_config: Make, messages: list[str]) -> None:
+def test_changes_without_influence_are_not_announced(
+    make_config: Make, messages: list[str]
+) -> None:
     run_to(make_config(), 2)
     run_to(make_config(workers=1, log_every=5), 3)
     assert not [text for text in messages if text.startswith("Changed")]
 
 
-@pytest.mark.parametrize(("before", "after"), [("fp16", "bf16"), ("bf16", "fp16"), ("bf16", "fp32")])
-def test_a_changed_precision_is_announced(before: str, after: str, make_config: Make, messages: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("before", "after"), [("fp16", "bf16"), ("bf16", "fp16"), ("bf16", "fp32")]
+)
+def test_a_changed_precision_is_announced(
+    before: str, after: str, make_config: Make, messages: list[str]
+) -> None:
     run_to(make_config(precision=before), 2)
     trainer = run_to(make_config(precision=after), 4)
-    assert any(text.startswith(f"The precision changes from {before} to {after} (") for text in messages)
+    assert any(
+        text.startswith(f"The precision changes from {before} to {after} (") for text in messages
+    )
     assert trainer.state.precision.name == after
     assert trainer.state.progress.optimizer_steps == 4
 

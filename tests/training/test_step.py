@@ -36,15 +36,23 @@ class Net(nn.Module):
 class Run:
     """A model and all that moves in a step."""
 
-    def __init__(self, precision: str, optimizer: str = "sgd", fused: bool = True, **settings: Any) -> None:
+    def __init__(
+        self, precision: str, optimizer: str = "sgd", fused: bool = True, **settings: Any
+    ) -> None:
         torch.manual_seed(0)
         self.model: nn.Module = Net()
-        self.optimizer = build_optimizer(self.model, OptimConfig(optimizer=optimizer, fused=fused, lr=0.01))
-        self.precision: Precision = resolve_precision(PrecisionConfig(precision=precision, **settings), CPU)
+        self.optimizer = build_optimizer(
+            self.model, OptimConfig(optimizer=optimizer, fused=fused, lr=0.01)
+        )
+        self.precision: Precision = resolve_precision(
+            PrecisionConfig(precision=precision, **settings), CPU
+        )
         self.ema = Ema(self.model)
         self.guard = BufferGuard(self.model)
 
-    def step(self, images: Tensor, micro: int = 1, lr: float = 0.01, clip_norm: float | None = None) -> PendingOutcome:
+    def step(
+        self, images: Tensor, micro: int = 1, lr: float = 0.01, clip_norm: float | None = None
+    ) -> PendingOutcome:
         outcome = amp_step(
             self.model,
             self.optimizer,
@@ -70,7 +78,11 @@ class Run:
         state = {f"model.{k}": v for k, v in self.model.state_dict().items()}
         state |= {f"ema.{k}": v for k, v in self.ema.model.state_dict().items()}
         for number, values in self.optimizer.state_dict()["state"].items():
-            state |= {f"optimizer.{number}.{k}": torch.as_tensor(v) for k, v in values.items() if v is not None}
+            state |= {
+                f"optimizer.{number}.{k}": torch.as_tensor(v)
+                for k, v in values.items()
+                if v is not None
+            }
         return {name: value.clone() for name, value in state.items()}
 
 
@@ -87,8 +99,11 @@ def overflowing(seed: int = 0) -> Tensor:
 @pytest.mark.parametrize("precision", ["fp16", "bf16", "fp32"])
 @pytest.mark.parametrize(("optimizer", "fused"), OPTIMIZERS)
 @pytest.mark.parametrize("good_steps", [0, 2])
-def test_nothing_moves_on_a_skip(precision: str, optimizer: str, fused: bool, good_steps: int) -> None:
-    """Weights, BatchNorm buffers, EMA, optimizer: as before the step, and the next steps as if it had not been."""
+def test_nothing_moves_on_a_skip(
+    precision: str, optimizer: str, fused: bool, good_steps: int
+) -> None:
+    """Weights, BatchNorm buffers, EMA, optimizer: as before the step, and the next steps as if it
+    had not been."""
     skipping, never = (Run(precision, optimizer, fused) for _ in range(2))
     for run in (skipping, never):
         for seed in range(good_steps):
@@ -99,7 +114,9 @@ def test_nothing_moves_on_a_skip(precision: str, optimizer: str, fused: bool, go
     after = skipping.all_that_moves()
     for name, value in before.items():
         assert torch.equal(value, after[name]), name
-    if precision == "fp16":  # the scale is the one thing that may differ, and it is a power of 2: exact
+    if (
+        precision == "fp16"
+    ):  # the scale is the one thing that may differ, and it is a power of 2: exact
         assert (outcome.scale_before, outcome.scale_after) == (2.0**16, 2.0**15)
         never.precision.load_state_dict({"scale": 2.0**15, "_growth_tracker": 0})
     for seed in range(10, 13):
@@ -138,7 +155,13 @@ def test_grad_norm_is_that_of_the_true_gradient() -> None:
     """Whatever the loss scale, and before clipping."""
     run = Run("fp32")
     cross_entropy(run.model(images(0)), torch.arange(20) % 10).backward()
-    true = math.sqrt(sum(float((p.grad.double() ** 2).sum()) for p in run.model.parameters() if p.grad is not None))
+    true = math.sqrt(
+        sum(
+            float((p.grad.double() ** 2).sum())
+            for p in run.model.parameters()
+            if p.grad is not None
+        )
+    )
     for precision, scale in (("fp32", 1.0), ("fp16", 2.0**16), ("fp16", 2.0**6)):
         settings = {"init_scale": scale} if precision == "fp16" else {}
         norm = Run(precision, **settings).step(images(0), clip_norm=1e-3).read().grad_norm
@@ -159,8 +182,12 @@ def test_clipping_is_of_true_gradients() -> None:
 
 
 def test_growth_and_backoff_do_not_change_the_update() -> None:
-    """Scale updated before unscaling would halve the gradient on growth steps (deepspeed PR 8588)."""
-    growing, fixed = Run("fp16", growth_interval=2, init_scale=2.0**4), Run("fp16", init_scale=2.0**4)
+    """Scale updated before unscaling would halve the gradient on growth steps (deepspeed PR
+    8588)."""
+    growing, fixed = (
+        Run("fp16", growth_interval=2, init_scale=2.0**4),
+        Run("fp16", init_scale=2.0**4),
+    )
     scales = set()
     for seed in range(8):
         for run in (growing, fixed):
@@ -199,15 +226,24 @@ class Waits(TorchDispatchMode):
         self.seen: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.overloadpacket.__name__ in {"_local_scalar_dense", "item", "nonzero", "is_nonzero", "equal"}:
+        if func.overloadpacket.__name__ in {
+            "_local_scalar_dense",
+            "item",
+            "nonzero",
+            "is_nonzero",
+            "equal",
+        }:
             self.seen.append(str(func))
         return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16", "fp32"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_the_host_does_not_wait_in_a_step(precision: str, optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the fused optimizers, over a good and a skipped step, with clipping, EMA and accumulation."""
+def test_the_host_does_not_wait_in_a_step(
+    precision: str, optimizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the fused optimizers, over a good and a skipped step, with clipping, EMA and
+    accumulation."""
     run = Run(precision, optimizer)
     run.step(images(0))
     with Waits() as waits:

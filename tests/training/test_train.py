@@ -17,7 +17,9 @@ from amptrain.train import Trainer, train
 from .support import Make, records, spoiled, trainer_of
 
 
-def test_digits_reaches_98_percent_and_says_how(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_digits_reaches_98_percent_and_says_how(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """With the defaults, as a user starts it."""
     assert main(["train", "--device", "cpu", "--runs", str(tmp_path)]) == 0
     run = tmp_path / "digits-small_cnn-auto"
@@ -45,11 +47,14 @@ def test_loss_falls_in_each_precision(precision: str, make_config: Make) -> None
 
 
 @pytest.mark.usefixtures("mlp")
-@pytest.mark.parametrize("settings", [{}, {"optimizer": "sgd", "lr": 0.1}, {"fused": False}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{}, {"optimizer": "sgd", "lr": 0.1}, {"fused": False}], ids=str
+)
 def test_a_skip_freezes_the_schedule_and_is_counted_and_named(
     settings: dict[str, object], make_config: Make, messages: list[str]
 ) -> None:
-    """Learning rates are those of the run without skips, shifted by them; fused optimizers too (accelerate#4242)."""
+    """Learning rates are those of the run without skips, shifted by them; fused optimizers too
+    (accelerate#4242)."""
     config = make_config(precision="fp16", log_every=1, **settings)
     plain = make_config(precision="fp16", log_every=1, name="plain", **settings)
     trainer = spoiled(config, {0, 3, 4})
@@ -57,14 +62,25 @@ def test_a_skip_freezes_the_schedule_and_is_counted_and_named(
     assert train(plain) == 0
     rates = [window["lr"] for window in records(plain, "window")]
     skipping = records(config, "window")
-    assert [window["lr"] for window in skipping] == [rates[i] for i in (0, 0, 1, 2, 2, *range(2, 9))]
+    assert [window["lr"] for window in skipping] == [
+        rates[i] for i in (0, 0, 1, 2, 2, *range(2, 9))
+    ]
     assert [window["step"] for window in skipping if window["skips"]] == [1, 4, 5]
-    assert [window["scale"] for window in skipping][:6] == [2.0**15, 2.0**15, 2.0**15, 2.0**14, 2.0**13, 2.0**13]
+    assert [window["scale"] for window in skipping][:6] == [
+        2.0**15,
+        2.0**15,
+        2.0**15,
+        2.0**14,
+        2.0**13,
+        2.0**13,
+    ]
     assert records(config, "epoch")[0]["skips"] == 3
     progress = trainer.state.progress
     assert (progress.step, progress.optimizer_steps, progress.epoch_skips) == (12, 9, 0)
     said = [text for text in messages if "skipped: " in text]
-    assert said[1] == ("Step 4 skipped: the gradient of 1.weight is not finite; loss scale 32768 → 16384.")
+    assert said[1] == (
+        "Step 4 skipped: the gradient of 1.weight is not finite; loss scale 32768 → 16384."
+    )
     assert len(said) == 3
     assert json.loads((config.run_dir / "result.json").read_text())["skipped_steps"] == 3
 
@@ -84,14 +100,17 @@ def test_rare_skips_give_no_advice(make_config: Make, messages: list[str]) -> No
 
 
 def all_finite(trainer: Trainer) -> bool:
-    return all(bool(torch.isfinite(value).all()) for value in trainer.state.model.state_dict().values())
+    return all(
+        bool(torch.isfinite(value).all()) for value in trainer.state.model.state_dict().values()
+    )
 
 
 @pytest.mark.usefixtures("mlp")
 def test_the_scale_cannot_collapse(make_config: Make) -> None:
     trainer = spoiled(make_config(precision="fp16", min_scale=2.0**10), range(1, 12))
     with pytest.raises(
-        TrainingError, match=r"loss scale fell to 512, below --min-scale 1024. The input is not finite: 1 of"
+        TrainingError,
+        match=r"loss scale fell to 512, below --min-scale 1024. The input is not finite: 1 of",
     ):
         trainer.fit()
     assert all_finite(trainer)
@@ -102,7 +121,9 @@ def test_the_scale_cannot_collapse(make_config: Make) -> None:
 @pytest.mark.parametrize("precision", ["fp16", "bf16", "fp32"])
 def test_skips_in_a_row_stop_the_run(precision: str, make_config: Make) -> None:
     trainer = spoiled(make_config(precision=precision, max_consecutive_skips=3), {1, 2, 4, 5, 6})
-    with pytest.raises(TrainingError, match=r"at step 7: 3 steps in a row were skipped .* The input is not finite"):
+    with pytest.raises(
+        TrainingError, match=r"at step 7: 3 steps in a row were skipped .* The input is not finite"
+    ):
         trainer.fit()
     assert all_finite(trainer)
 
@@ -113,7 +134,9 @@ def test_diagnosis_of_an_activation(make_config: Make) -> None:
     with torch.no_grad():
         trainer.state.model.get_parameter("1.bias").fill_(65504.0)
         trainer.state.model.get_parameter("1.weight").abs_().mul_(100.0)
-    with pytest.raises(TrainingError, match=r"The activation of layer 1 is not finite: it exceeds 6.55e\+04"):
+    with pytest.raises(
+        TrainingError, match=r"The activation of layer 1 is not finite: it exceeds 6.55e\+04"
+    ):
         trainer.fit()
 
 
@@ -127,8 +150,12 @@ def test_diagnosis_of_a_weight(make_config: Make) -> None:
 
 def test_diagnosis_of_a_gradient(make_config: Make) -> None:
     trainer = trainer_of(make_config(max_consecutive_skips=2))
-    trainer.state.model.get_parameter("classifier.1.bias").register_hook(lambda gradient: gradient * math.inf)
-    with pytest.raises(TrainingError, match=r"activations are finite; the gradient of classifier\.1\.bias is not"):
+    trainer.state.model.get_parameter("classifier.1.bias").register_hook(
+        lambda gradient: gradient * math.inf
+    )
+    with pytest.raises(
+        TrainingError, match=r"activations are finite; the gradient of classifier\.1\.bias is not"
+    ):
         trainer.fit()
 
 
@@ -137,7 +164,10 @@ def test_a_validation_that_is_not_finite_ends_the_run_and_is_not_saved(make_conf
     """Weights that blow up in the last step of an epoch, after which no gradient is looked at."""
     config = make_config(lr=1e30, warmup_epochs=0.0, max_steps=3, save_every=1)
     trainer = trainer_of(config)
-    with pytest.raises(TrainingError, match=r"the validation loss is (nan|inf), .*Run the same command with a lower"):
+    with pytest.raises(
+        TrainingError,
+        match=r"the validation loss is (nan|inf), .*Run the same command with a lower",
+    ):
         trainer.fit()
     assert not (config.run_dir / "checkpoints" / "step-000000003.pt").exists()
 
@@ -146,7 +176,8 @@ def test_a_validation_that_is_not_finite_ends_the_run_and_is_not_saved(make_conf
 def test_one_outcome_is_read_for_each_step_and_not_before_the_next_is_queued(
     make_config: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The loop's only wait: within the step after, when that one's forward and backward pass are queued."""
+    """The loop's only wait: within the step after, when that one's forward and backward pass are
+    queued."""
     events: list[str] = []
     read, batches = PendingOutcome.read, Trainer._micro_batches
 
@@ -171,10 +202,15 @@ def never_training(model: torch.nn.Module) -> None:
 
 
 def test_accumulation_trains_the_same_model(make_config: Make) -> None:
-    """With a last step of 29 images in an epoch; without BatchNorm and dropout, whose numbers are of a micro-batch."""
+    """With a last step of 29 images in an epoch; without BatchNorm and dropout, whose numbers are
+    of a micro-batch."""
     trainers = []
     for name, accumulate in (("whole", 1), ("parts", 4)):
-        trainer = trainer_of(make_config(name=name, accumulate=accumulate, precision="fp32", optimizer="sgd", lr=0.05))
+        trainer = trainer_of(
+            make_config(
+                name=name, accumulate=accumulate, precision="fp32", optimizer="sgd", lr=0.05
+            )
+        )
         never_training(trainer.parallel)
         assert trainer.fit()
         trainers.append(trainer)
@@ -207,8 +243,12 @@ def test_ema_is_what_is_validated(make_config: Make) -> None:
     assert records(config, "epoch")[-1]["val_loss"] != with_ema
 
 
-def test_fake_data_is_made_on_the_device_and_any_torchvision_model_trains(make_config: Make) -> None:
-    config = make_config(data="fake:8", image_size=32, model="mobilenet_v3_small", batch_size=4, optimizer="sgd")
+def test_fake_data_is_made_on_the_device_and_any_torchvision_model_trains(
+    make_config: Make,
+) -> None:
+    config = make_config(
+        data="fake:8", image_size=32, model="mobilenet_v3_small", batch_size=4, optimizer="sgd"
+    )
     trainer = trainer_of(config)
     assert trainer.fit()
     weight = trainer.state.model.get_parameter("features.0.0.weight")
@@ -217,8 +257,11 @@ def test_fake_data_is_made_on_the_device_and_any_torchvision_model_trains(make_c
     assert trainer.last_images.shape == (4, 3, 32, 32)
 
 
-def test_compile_keeps_the_names_of_weights(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In place: no `_orig_mod.` in checkpoints. That compiling computes the same is torch's affair."""
+def test_compile_keeps_the_names_of_weights(
+    make_config: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In place: no `_orig_mod.` in checkpoints. That compiling computes the same is torch's
+    affair."""
     compiled: list[object] = []
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self: compiled.append(self))  # noqa: PLW0108
     trainer = trainer_of(make_config(compile=True, max_steps=1))

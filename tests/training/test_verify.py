@@ -18,12 +18,24 @@ Make = Callable[..., TrainConfig]
 
 
 def command(runs: Path, *flags: str) -> list[str]:
-    return [sys.executable, "-m", "amptrain", "verify-resume", "--device", "cpu", "--runs", str(runs), *flags]
+    return [
+        sys.executable,
+        "-m",
+        "amptrain",
+        "verify-resume",
+        "--device",
+        "cpu",
+        "--runs",
+        str(runs),
+        *flags,
+    ]
 
 
 def test_runs_kills_resumes_and_compares_hashes(tmp_path: Path) -> None:
     flags = ["--ema-decay", "0.99", "--accumulate", "2", "--workers", "1", "--max-steps", "24"]
-    done = subprocess.run(command(tmp_path, *flags), capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command(tmp_path, *flags), capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     hashes = re.findall(r"weights sha256 ([0-9a-f]{64})$", done.stdout, re.MULTILINE)
     assert len(hashes) == 2
@@ -34,7 +46,10 @@ def test_runs_kills_resumes_and_compares_hashes(tmp_path: Path) -> None:
 
 
 def test_a_difference_is_found_and_the_runs_are_kept(
-    tmp_path: Path, make_config: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    make_config: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The second run is made another one: as if its order did not continue where it was."""
 
@@ -54,7 +69,9 @@ def test_a_difference_is_found_and_the_runs_are_kept(
     assert {"whole", "killed"} <= {path.name for path in folder.iterdir()}
 
 
-def test_a_run_that_fails_by_itself_is_told_with_its_words(tmp_path: Path, make_config: Make) -> None:
+def test_a_run_that_fails_by_itself_is_told_with_its_words(
+    tmp_path: Path, make_config: Make
+) -> None:
     config = make_config(data=f"imagefolder:{tmp_path}/nothing", runs=tmp_path)
     with pytest.raises(TrainingError, match="ended with exit code 2") as caught:
         verify_resume(config)
@@ -62,7 +79,9 @@ def test_a_run_that_fails_by_itself_is_told_with_its_words(tmp_path: Path, make_
 
 
 def test_too_few_steps_to_be_killed_in_are_refused(make_config: Make) -> None:
-    with pytest.raises(ConfigError, match="--max-steps 7 leaves nothing to continue; verify-resume needs 8 or more"):
+    with pytest.raises(
+        ConfigError, match="--max-steps 7 leaves nothing to continue; verify-resume needs 8 or more"
+    ):
         verify_resume(make_config(max_steps=7))
 
 
@@ -79,8 +98,15 @@ def test_help_is_that_of_train(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_differences_are_bits() -> None:
-    assert differences({"a": [torch.tensor([1.0, float("nan")])]}, {"a": [torch.tensor([1.0, float("nan")])]}) == []
+    assert (
+        differences(
+            {"a": [torch.tensor([1.0, float("nan")])]}, {"a": [torch.tensor([1.0, float("nan")])]}
+        )
+        == []
+    )
     assert differences({"a": [torch.tensor(0.0)]}, {"a": [torch.tensor(-0.0)]}) == ["a[0]"]
-    assert differences({"a": {"b": 1}, "c": float("nan")}, {"a": {"b": 2}, "c": float("nan")}) == ["a.b"]
+    assert differences({"a": {"b": 1}, "c": float("nan")}, {"a": {"b": 2}, "c": float("nan")}) == [
+        "a.b"
+    ]
     assert differences({"a": 1}, {"b": 1}, "state") == ["state"]
     assert differences(torch.ones(2), torch.ones(2, dtype=torch.float64), "x") == ["x"]

@@ -1,1 +1,2 @@
-"""Mixed-precision training done right. Reads in this order: cli, config, train, precision, data, model, schedule."""
+"""Mixed-precision training done right. Reads in this order: cli, config, train, precision, data,
+model, schedule."""

@@ -1,7 +1,9 @@
-"""Checkpoints: written aside, made durable, read back, renamed into place; the newest good one is read.
+"""Checkpoints: written aside, made durable, read back, renamed into place; the newest good one is
+read.
 
-A file `step-N.pt` is what `torch.save` writes: a zip archive, each of whose records carries a CRC-32. torch itself does
-not look at those when it loads, so that a flipped bit becomes a weight; here they are checked at each save and load.
+A file `step-N.pt` is what `torch.save` writes: a zip archive, each of whose records carries a
+CRC-32. torch itself does not look at those when it loads, so that a flipped bit becomes a weight;
+here they are checked at each save and load.
 """
 
 import os
@@ -40,9 +42,11 @@ class CheckpointStore:
         self.keep = keep
 
     def save(self, state: dict[str, object], step: int) -> Path:
-        """Write `state`, which holds tensors and plain types only; then remove all but the newest `keep`.
+        """Write `state`, which holds tensors and plain types only; then remove all but the newest
+        `keep`.
 
-        Raises CheckpointError if it could not be written; the checkpoints from before are then as they were.
+        Raises CheckpointError if it could not be written; the checkpoints from before are then as
+        they were.
         """
         path = self.directory / f"step-{step:09d}.pt"
         aside = path.with_suffix(".tmp")
@@ -68,9 +72,10 @@ class CheckpointStore:
     def load_latest(self) -> Loaded | None:
         """The newest good checkpoint, or None if none was ever written.
 
-        A file that cannot be used is renamed to `*.unusable`, so that it is not in the way and not lost.
-        Raises CheckpointError if there are checkpoints and none can be used, or if one may not be read: to start from
-        nothing, or from further back, would throw training away.
+        A file that cannot be used is renamed to `*.unusable`, so that it is not in the way and not
+        lost.
+        Raises CheckpointError if there are checkpoints and none can be used, or if one may not be
+        read: to start from nothing, or from further back, would throw training away.
         """
         self._remove_half_written()
         passed_over: list[str] = []
@@ -87,7 +92,9 @@ class CheckpointStore:
                 continue
             for unusable in self._paths()[self._paths().index(path) + 1 :]:
                 unusable.replace(unusable.with_suffix(".unusable"))
-            return Loaded(state=state, step=int(str(state["step"])), path=path, messages=passed_over)
+            return Loaded(
+                state=state, step=int(str(state["step"])), path=path, messages=passed_over
+            )
         if passed_over:
             raise CheckpointError(
                 f"{' '.join(passed_over)} No other is left in {self.directory}. Put a copy there, or start anew with "
@@ -114,9 +121,13 @@ def write(path: Path, content: dict[str, object]) -> None:
     with path.open("wb") as file:
         try:
             torch.save(content, file)
-        except RuntimeError as error:  # torch tells a failed write as "PytorchStreamWriter failed writing file"
+        except (
+            RuntimeError
+        ) as error:  # torch tells a failed write as "PytorchStreamWriter failed writing file"
             cause = error.__context__
-            raise cause if isinstance(cause, OSError) else OSError(str(error).splitlines()[0]) from error
+            raise (
+                cause if isinstance(cause, OSError) else OSError(str(error).splitlines()[0])
+            ) from error
         file.flush()
         os.fsync(file.fileno())
 
@@ -132,13 +143,18 @@ def read(path: Path) -> dict[str, object]:
         raise Unusable("holds something other than tensors and plain types") from error
     except (RuntimeError, OSError, EOFError, ValueError, KeyError) as error:
         raise Unusable(f"cannot be read ({str(error).splitlines()[0]})") from error
-    if not isinstance(content, dict) or content.get("format") != FORMAT or not content.keys() >= NEEDED:
+    if (
+        not isinstance(content, dict)
+        or content.get("format") != FORMAT
+        or not content.keys() >= NEEDED
+    ):
         raise Unusable("was not written by this version of amptrain")
     return content
 
 
 def damage(path: Path) -> str | None:
-    """What is wrong with the file: it is empty, cut short, or some record is not what its CRC-32 says."""
+    """What is wrong with the file: it is empty, cut short, or some record is not what its CRC-32
+    says."""
     try:
         if path.stat().st_size == 0:
             return "is empty"

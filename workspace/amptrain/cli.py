@@ -40,11 +40,16 @@ def verify_resume(arguments: Sequence[str]) -> int:
     return verify(parse_config(arguments, prog="amptrain verify-resume"))
 
 
-COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"train": train, "plot": plot, "verify-resume": verify_resume}
+COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
+    "train": train,
+    "plot": plot,
+    "verify-resume": verify_resume,
+}
 
 
 def parse_config(arguments: Sequence[str], prog: str) -> TrainConfig:
-    """Settings from flags, over those of the file given with --config, over the defaults. Raises ConfigError."""
+    """Settings from flags, over those of the file given with --config, over the defaults. Raises
+    ConfigError."""
     import tyro
 
     path = _config_path(arguments)
@@ -54,7 +59,8 @@ def parse_config(arguments: Sequence[str], prog: str) -> TrainConfig:
 
 
 def _config_path(arguments: Sequence[str]) -> Path | None:
-    """The file after --config, which has to be read before the flags are: it gives their defaults."""
+    """The file after --config, which has to be read before the flags are: it gives their
+    defaults."""
     for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):
         name, equals, value = argument.partition("=")
         if name == "--config":
@@ -63,7 +69,8 @@ def _config_path(arguments: Sequence[str]) -> Path | None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command. Returns the exit code: 2 for what cannot be asked for, 1 for what failed; both with a sentence."""
+    """Run a command. Returns the exit code: 2 for what cannot be asked for, 1 for what failed; both
+    with a sentence."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     if not words or words[0] in {"-h", "--help"}:
         print(USAGE)

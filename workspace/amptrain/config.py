@@ -1,7 +1,7 @@
 """What a training run is told: groups of settings, each with its default, checked when made.
 
-The flags of the command line, the keys of a YAML file and the keys of `config.yaml` in a run directory are the same
-names, without the group in front; so every name is used once.
+The flags of the command line, the keys of a YAML file and the keys of `config.yaml` in a run
+directory are the same names, without the group in front; so every name is used once.
 """
 
 import dataclasses
@@ -24,7 +24,8 @@ def require(condition: bool, sentence: str) -> None:
 
 
 def require_finite(settings: Any) -> None:
-    """Raise ConfigError if a setting is nan or inf, which comparisons let through, and which would go into weights."""
+    """Raise ConfigError if a setting is nan or inf, which comparisons let through, and which would
+    go into weights."""
     for name, value in vars(settings).items():
         finite = not isinstance(value, float) or math.isfinite(value)
         require(finite, f"--{name.replace('_', '-')} is {value}; it needs to be a finite number.")
@@ -35,7 +36,8 @@ class RunConfig:
     """Where the run lives and what it runs on."""
 
     name: str | None = None
-    """Name of the run; the default is made of data, model and precision. The same name continues the same run."""
+    """Name of the run; the default is made of data, model and precision. The same name continues
+    the same run."""
     runs: Path = Path("runs")
     """Directory that holds the run directories."""
     config: Path | None = None
@@ -45,7 +47,8 @@ class RunConfig:
     seed: int = 0
     """Seed of initial weights, order, augmentation and dropout."""
     deterministic: bool = False
-    """Only deterministic kernels: the same command gives the same weights, bit for bit, also on CUDA; slower there."""
+    """Only deterministic kernels: the same command gives the same weights, bit for bit, also on
+    CUDA; slower there."""
     log_every: int = 20
     """Steps in one line of the log."""
     save_every: int | None = None
@@ -59,10 +62,18 @@ class RunConfig:
             self.save_every is None or self.save_every >= 1,
             f"--save-every is {self.save_every}; it needs at least 1 step, or leave it out.",
         )
-        require(self.keep >= 2, f"--keep is {self.keep}; keep at least 2, the newest may be damaged by a crash.")
-        require(0 <= self.seed < 2**63, f"--seed is {self.seed}; it needs to be from 0 to 2**63 - 1.")
+        require(
+            self.keep >= 2,
+            f"--keep is {self.keep}; keep at least 2, the newest may be damaged by a crash.",
+        )
+        require(
+            0 <= self.seed < 2**63, f"--seed is {self.seed}; it needs to be from 0 to 2**63 - 1."
+        )
         name_ok = self.name is None or (self.name not in {"", ".", ".."} and "/" not in self.name)
-        require(name_ok, f"--name is {self.name!r}; it needs to be the name of one directory, without a slash.")
+        require(
+            name_ok,
+            f"--name is {self.name!r}; it needs to be the name of one directory, without a slash.",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +81,8 @@ class DataConfig:
     """What is learned from."""
 
     data: str = "digits"
-    """digits (ships with this), cifar10, imagefolder:PATH (with train/ and val/), or fake:N (N images, for speed)."""
+    """digits (ships with this), cifar10, imagefolder:PATH (with train/ and val/), or fake:N (N
+    images, for speed)."""
     data_dir: Path = Path("data")
     """Directory in which cifar10 lies (cifar-10-batches-py, as torchvision writes it)."""
     image_size: int = 224
@@ -78,7 +90,8 @@ class DataConfig:
     augment: bool = True
     """Random shifts, crops and flips of training images."""
     workers: int | None = None
-    """Loader processes of each rank; the default comes from the CPU quota, and is 0 for data held in memory."""
+    """Loader processes of each rank; the default comes from the CPU quota, and is 0 for data held
+    in memory."""
     prefetch: int = 2
     """Batches each worker prepares ahead."""
     skip_broken: bool = False
@@ -86,14 +99,24 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         kind, _, rest = self.data.partition(":")
-        known = self.data in {"digits", "cifar10"} or (kind in {"imagefolder", "fake"} and rest != "")
-        require(known, f"--data is {self.data!r}; it needs to be digits, cifar10, imagefolder:PATH or fake:N.")
+        known = self.data in {"digits", "cifar10"} or (
+            kind in {"imagefolder", "fake"} and rest != ""
+        )
+        require(
+            known,
+            f"--data is {self.data!r}; it needs to be digits, cifar10, imagefolder:PATH or fake:N.",
+        )
         require(
             kind != "fake" or (rest.isdecimal() and int(rest) > 0),
             f"--data is {self.data!r}; N needs to be a number above 0.",
         )
-        require(self.image_size >= 8, f"--image-size is {self.image_size}; it needs at least 8 pixels.")
-        require(self.workers is None or self.workers >= 0, f"--workers is {self.workers}; it needs 0 or more.")
+        require(
+            self.image_size >= 8, f"--image-size is {self.image_size}; it needs at least 8 pixels."
+        )
+        require(
+            self.workers is None or self.workers >= 0,
+            f"--workers is {self.workers}; it needs 0 or more.",
+        )
         require(self.prefetch >= 1, f"--prefetch is {self.prefetch}; it needs at least 1 batch.")
 
 
@@ -102,9 +125,11 @@ class ModelConfig:
     """What is trained."""
 
     model: str = "auto"
-    """small_cnn, or any classification model of torchvision by name; auto is small_cnn for digits, else resnet50."""
+    """small_cnn, or any classification model of torchvision by name; auto is small_cnn for digits,
+    else resnet50."""
     channels_last: bool = True
-    """NHWC memory format, which tensor cores want; the most of the gain of mixed precision in convolutions."""
+    """NHWC memory format, which tensor cores want; the most of the gain of mixed precision in
+    convolutions."""
     compile: bool = False
     """torch.compile; the first steps take longer."""
 
@@ -114,9 +139,11 @@ class PrecisionConfig:
     """How numbers are held, and how fp16 gradients are scaled."""
 
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
-    """auto is bf16 where the hardware has it, else fp16 on a GPU, fp32 on a CPU; fp32 is true FP32, with TF32 off."""
+    """auto is bf16 where the hardware has it, else fp16 on a GPU, fp32 on a CPU; fp32 is true FP32,
+    with TF32 off."""
     init_scale: float = 2.0**16
-    """fp16: the loss scale to start with; many skipped steps at the start ask for 2**14 or 2**12."""
+    """fp16: the loss scale to start with; many skipped steps at the start ask for 2**14 or
+    2**12."""
     growth_factor: float = 2.0
     """fp16: the scale grows by this after growth-interval steps without overflow."""
     backoff_factor: float = 0.5
@@ -130,13 +157,24 @@ class PrecisionConfig:
 
     def __post_init__(self) -> None:
         require_finite(self)
-        require(self.init_scale > 0, f"--init-scale is {self.init_scale}; it needs to be above 0, such as 65536.")
-        require(self.growth_factor > 1, f"--growth-factor is {self.growth_factor}; it needs to be above 1.")
         require(
-            0 < self.backoff_factor < 1, f"--backoff-factor is {self.backoff_factor}; it needs to be between 0 and 1."
+            self.init_scale > 0,
+            f"--init-scale is {self.init_scale}; it needs to be above 0, such as 65536.",
         )
-        require(self.growth_interval >= 1, f"--growth-interval is {self.growth_interval}; it needs at least 1 step.")
-        # Below 2**-100 the scaler's 1/scale overflows FP32 and the next good step writes NaN into the weights.
+        require(
+            self.growth_factor > 1,
+            f"--growth-factor is {self.growth_factor}; it needs to be above 1.",
+        )
+        require(
+            0 < self.backoff_factor < 1,
+            f"--backoff-factor is {self.backoff_factor}; it needs to be between 0 and 1.",
+        )
+        require(
+            self.growth_interval >= 1,
+            f"--growth-interval is {self.growth_interval}; it needs at least 1 step.",
+        )
+        # Below 2**-100 the scaler's 1/scale overflows FP32 and the next good step writes NaN into
+        # the weights.
         require(
             2.0**-100 <= self.min_scale <= self.init_scale,
             f"--min-scale is {self.min_scale}; it needs to be from 2**-100 to the initial scale {self.init_scale:g}.",
@@ -176,24 +214,40 @@ class OptimConfig:
     clip_norm: float | None = None
     """Largest norm of the true gradient; a larger one is scaled down to it."""
     ema_decay: float | None = None
-    """Also keep an exponential moving average of the weights, such as 0.999, and validate with it."""
+    """Also keep an exponential moving average of the weights, such as 0.999, and validate with
+    it."""
 
     def __post_init__(self) -> None:
         require_finite(self)
         for name in ("epochs", "batch_size", "accumulate"):
             value = getattr(self, name)
-            require(value >= 1, f"--{name.replace('_', '-')} is {value}; it needs to be at least 1.")
-        require(self.max_steps is None or self.max_steps >= 1, f"--max-steps is {self.max_steps}; it needs at least 1.")
+            require(
+                value >= 1, f"--{name.replace('_', '-')} is {value}; it needs to be at least 1."
+            )
+        require(
+            self.max_steps is None or self.max_steps >= 1,
+            f"--max-steps is {self.max_steps}; it needs at least 1.",
+        )
         require(self.lr > 0, f"--lr is {self.lr}; it needs to be above 0.")
-        require(0 <= self.momentum < 1, f"--momentum is {self.momentum}; it needs to be from 0 to below 1.")
-        require(self.weight_decay >= 0, f"--weight-decay is {self.weight_decay}; it needs to be 0 or more.")
-        require(self.warmup_epochs >= 0, f"--warmup-epochs is {self.warmup_epochs}; it needs to be 0 or more.")
+        require(
+            0 <= self.momentum < 1,
+            f"--momentum is {self.momentum}; it needs to be from 0 to below 1.",
+        )
+        require(
+            self.weight_decay >= 0,
+            f"--weight-decay is {self.weight_decay}; it needs to be 0 or more.",
+        )
+        require(
+            self.warmup_epochs >= 0,
+            f"--warmup-epochs is {self.warmup_epochs}; it needs to be 0 or more.",
+        )
         require(
             0 <= self.label_smoothing < 1,
             f"--label-smoothing is {self.label_smoothing}; it needs to be from 0 to below 1.",
         )
         require(
-            self.clip_norm is None or self.clip_norm > 0, f"--clip-norm is {self.clip_norm}; it needs to be above 0."
+            self.clip_norm is None or self.clip_norm > 0,
+            f"--clip-norm is {self.clip_norm}; it needs to be above 0.",
         )
         require(
             self.ema_decay is None or 0 < self.ema_decay < 1,
@@ -231,7 +285,8 @@ class TrainConfig:
 
 
 def flatten(config: TrainConfig) -> dict[str, Plain]:
-    """All settings by name, as plain types, without --config, whose values are already among them."""
+    """All settings by name, as plain types, without --config, whose values are already among
+    them."""
     flat: dict[str, Plain] = {}
     for group in dataclasses.fields(config):
         for setting in dataclasses.fields(getattr(config, group.name)):
@@ -242,23 +297,29 @@ def flatten(config: TrainConfig) -> dict[str, Plain]:
 
 
 def from_flat(flat: dict[str, Any]) -> TrainConfig:
-    """The settings of `flat`, defaults elsewhere. Raises ConfigError for a name or a type that is not known."""
+    """The settings of `flat`, defaults elsewhere. Raises ConfigError for a name or a type that is
+    not known."""
     rest = dict(flat)
     groups: dict[str, Any] = {}
     for group in dataclasses.fields(TrainConfig):
         kind = group.default_factory
         assert isinstance(kind, type)
         known = {setting.name: setting for setting in dataclasses.fields(kind)}
-        values = {name: _coerce(known[name], rest.pop(name)) for name in list(rest) if name in known}
+        values = {
+            name: _coerce(known[name], rest.pop(name)) for name in list(rest) if name in known
+        }
         groups[group.name] = kind(**values)
     if rest:
         names = ", ".join(flatten(TrainConfig()))
-        raise ConfigError(f"There is no setting {', '.join(map(str, rest))}; the settings are {names}.")
+        raise ConfigError(
+            f"There is no setting {', '.join(map(str, rest))}; the settings are {names}."
+        )
     return TrainConfig(**groups)
 
 
 def _coerce(setting: "dataclasses.Field[Any]", value: Any) -> Any:
-    """`value` as the type of `setting`: paths of strings, floats of ints and of YAML's 1e-3, which it reads as text."""
+    """`value` as the type of `setting`: paths of strings, floats of ints and of YAML's 1e-3, which
+    it reads as text."""
     wanted = str(setting.type)
     if value is None and "None" in wanted:
         return None
@@ -271,10 +332,16 @@ def _coerce(setting: "dataclasses.Field[Any]", value: Any) -> Any:
         raise ConfigError(f"{setting.name} is {value!r}; it needs to be a {wanted}.") from None
     if "Literal" in wanted:
         choices = get_args(setting.type)
-        require(value in choices, f"{setting.name} is {value!r}; it needs to be one of {', '.join(choices)}.")
+        require(
+            value in choices,
+            f"{setting.name} is {value!r}; it needs to be one of {', '.join(choices)}.",
+        )
         return value
     expected = bool if wanted == "<class 'bool'>" else int if "int" in wanted else str
-    require(type(value) is expected, f"{setting.name} is {value!r}; it needs to be of type {expected.__name__}.")
+    require(
+        type(value) is expected,
+        f"{setting.name} is {value!r}; it needs to be of type {expected.__name__}.",
+    )
     return value
 
 

@@ -18,13 +18,15 @@ from amptrain.transforms import Pixels, center_crop, flip, random_resized_crop, 
 
 DIGITS = Path(__file__).parent / "datafiles" / "digits.npz"
 DIGITS_TEST = 360
-"""Size of the test set of digits: the images whose index times 7919 (a prime) modulo their number is below it."""
+"""Size of the test set of digits: the images whose index times 7919 (a prime) modulo their number
+is below it."""
 VALIDATION = -1
 """The epoch of images that are to be read as they are."""
 IMAGE_ENDINGS = {".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"}
 
 Key = tuple[int, int]
-"""(epoch, index). The epoch travels with the index: what is set on a data set later never reaches its workers."""
+"""(epoch, index). The epoch travels with the index: what is set on a data set later never reaches
+its workers."""
 
 
 class Sample(NamedTuple):
@@ -67,7 +69,9 @@ class Task:
 class ArrayImages(Images):
     """Images held in memory."""
 
-    def __init__(self, images: Pixels, labels: NDArray[np.integer], seed: int, most_shift: int, flips: bool) -> None:
+    def __init__(
+        self, images: Pixels, labels: NDArray[np.integer], seed: int, most_shift: int, flips: bool
+    ) -> None:
         self.images, self.labels = images, labels
         self.seed, self.most_shift, self.flips = seed, most_shift, flips
 
@@ -87,11 +91,15 @@ class ArrayImages(Images):
 class FolderImages(Images):
     """Images in one folder for each class, read as RGB squares of `size` pixels."""
 
-    def __init__(self, folder: Path, classes: tuple[str, ...], size: int, seed: int, augment: bool) -> None:
+    def __init__(
+        self, folder: Path, classes: tuple[str, ...], size: int, seed: int, augment: bool
+    ) -> None:
         self.size, self.seed, self.augment = size, seed, augment
         self.files: list[tuple[Path, int]] = []
         for label, name in enumerate(classes):
-            files = sorted(path for path in (folder / name).rglob("*") if path.suffix.lower() in IMAGE_ENDINGS)
+            files = sorted(
+                path for path in (folder / name).rglob("*") if path.suffix.lower() in IMAGE_ENDINGS
+            )
             if not files:
                 raise ConfigError(
                     f"The class {folder / name} has no image; it needs at least one file that ends in "
@@ -103,7 +111,8 @@ class FolderImages(Images):
         return len(self.files)
 
     def __getitem__(self, key: Key) -> Sample:
-        """The image at `index`; for a broken one in training, the next that can be read, so that a step stays whole."""
+        """The image at `index`; for a broken one in training, the next that can be read, so that a
+        step stays whole."""
         epoch, index = key
         broken: list[str] = []
         while True:
@@ -114,7 +123,9 @@ class FolderImages(Images):
                 broken.append(f"{path}: {error}")
             index = (index + 1) % len(self)
             if epoch == VALIDATION or len(broken) == len(self):
-                return Sample(torch.zeros(0, self.size, self.size, dtype=torch.uint8), -1, tuple(broken))
+                return Sample(
+                    torch.zeros(0, self.size, self.size, dtype=torch.uint8), -1, tuple(broken)
+                )
 
     def _read(self, path: Path, epoch: int, index: int) -> Tensor:
         with Image.open(path) as file:
@@ -140,7 +151,8 @@ class FakeImages(Images):
 
 
 def open_task(config: DataConfig, seed: int) -> Task:
-    """The data set that `config` names. Raises ConfigError with the path that is missing or wrong."""
+    """The data set that `config` names. Raises ConfigError with the path that is missing or
+    wrong."""
     kind, _, rest = config.data.partition(":")
     match kind:
         case "digits":
@@ -186,14 +198,25 @@ def _cifar10(config: DataConfig, seed: int) -> Task:
         try:
             with (folder / name).open("rb") as file:
                 content = _PlainUnpickler(file, encoding="latin1").load()
-            return np.asarray(content["data"], dtype=np.uint8).reshape(-1, 3, 32, 32), list(content["labels"])
+            return np.asarray(content["data"], dtype=np.uint8).reshape(-1, 3, 32, 32), list(
+                content["labels"]
+            )
         except FileNotFoundError:
             raise ConfigError(
                 f"{folder / name} is missing; cifar10 needs the folder cifar-10-batches-py with the Python version of "
                 "CIFAR-10 in --data-dir. torchvision.datasets.CIFAR10(root, download=True) makes it."
             ) from None
-        except (OSError, pickle.UnpicklingError, EOFError, KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"{folder / name} is not a file of CIFAR-10: {error}. Fetch it again.") from None
+        except (
+            OSError,
+            pickle.UnpicklingError,
+            EOFError,
+            KeyError,
+            TypeError,
+            ValueError,
+        ) as error:
+            raise ConfigError(
+                f"{folder / name} is not a file of CIFAR-10: {error}. Fetch it again."
+            ) from None
 
     parts = [read(f"data_batch_{number}") for number in range(1, 6)]
     test_images, test_labels = read("test_batch")
@@ -201,7 +224,18 @@ def _cifar10(config: DataConfig, seed: int) -> Task:
     labels = np.array([label for part in parts for label in part[1]])
     return Task(
         name="cifar10",
-        classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
+        classes=(
+            "airplane",
+            "automobile",
+            "bird",
+            "cat",
+            "deer",
+            "dog",
+            "frog",
+            "horse",
+            "ship",
+            "truck",
+        ),
         train=ArrayImages(images, labels, seed, 4 * config.augment, flips=True),
         validation=ArrayImages(test_images, np.array(test_labels), seed, 0, flips=False),
         shape=(3, 32, 32),
@@ -216,7 +250,10 @@ class _PlainUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> object:
         array_parts = {"_reconstruct", "scalar", "ndarray", "dtype"}
-        if (module.partition(".")[0] == "numpy" and name in array_parts) or (module, name) == ("_codecs", "encode"):
+        if (module.partition(".")[0] == "numpy" and name in array_parts) or (module, name) == (
+            "_codecs",
+            "encode",
+        ):
             return super().find_class(module.replace("numpy.core", "numpy._core"), name)
         raise pickle.UnpicklingError(f"it names {module}.{name}, which no file of CIFAR-10 does")
 
@@ -233,7 +270,9 @@ def _imagefolder(root: Path, config: DataConfig, seed: int) -> Task:
     only = sorted(set(classes["train"]) ^ set(classes["val"]))
     if only or not classes["train"]:
         what = f"have different classes: {', '.join(only)}" if only else "have no class folders"
-        raise ConfigError(f"{root / 'train'} and {root / 'val'} {what}. Each class needs one folder in both.")
+        raise ConfigError(
+            f"{root / 'train'} and {root / 'val'} {what}. Each class needs one folder in both."
+        )
     names, size = classes["train"], config.image_size
     return Task(
         name=config.data,

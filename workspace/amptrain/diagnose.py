@@ -1,4 +1,5 @@
-"""Why steps are skipped: the first thing that is not finite, on the way from the input to the gradients."""
+"""Why steps are skipped: the first thing that is not finite, on the way from the input to the
+gradients."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,9 +12,11 @@ from amptrain.precision import Precision
 
 @torch.no_grad()
 def diagnose(model: nn.Module, precision: Precision, images: Tensor, parameter: str | None) -> str:
-    """One sentence: whether an input, a weight, an activation or only the gradient of `parameter` is not finite.
+    """One sentence: whether an input, a weight, an activation or only the gradient of `parameter`
+    is not finite.
 
-    `images` is a batch as the model gets it. The host waits for the device many times here; the run ends with it.
+    `images` is a batch as the model gets it. The host waits for the device many times here; the run
+    ends with it.
     """
     bad = (~torch.isfinite(images)).sum().item()
     if bad:
@@ -37,7 +40,8 @@ def diagnose(model: nn.Module, precision: Precision, images: Tensor, parameter: 
 
 @contextmanager
 def _first_nonfinite(model: nn.Module) -> Iterator[list[str]]:
-    """While entered, names of layers whose output is not finite are added, in the order in which they ran."""
+    """While entered, names of layers whose output is not finite are added, in the order in which
+    they ran."""
     found: list[str] = []
 
     def look(name: str) -> None:

@@ -22,10 +22,12 @@ SIOCGIFADDR = 0x8915
 
 
 class Processes:
-    """This process among those of the run. With one process, all methods give back what they are given."""
+    """This process among those of the run. With one process, all methods give back what they are
+    given."""
 
     def __init__(self, device: str) -> None:
-        """Reads what torchrun sets. Raises ConfigError if `device` (auto, cuda, cpu) is not there."""
+        """Reads what torchrun sets. Raises ConfigError if `device` (auto, cuda, cpu) is not
+        there."""
         self.rank = int(os.environ.get("RANK", "0"))
         self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
@@ -48,8 +50,8 @@ class Processes:
     def any(self, flag: bool) -> bool:
         """Whether `flag` is set in any process; all get the same answer, at the same batch.
 
-        Over gloo and between the hosts (some 0.2 ms on one machine), so that no device waits for it; and because gloo
-        notices a dead process at once, where NCCL would wait for its timeout.
+        Over gloo and between the hosts (some 0.2 ms on one machine), so that no device waits for
+        it; and because gloo notices a dead process at once, where NCCL would wait for its timeout.
         """
         return self.sum([float(flag)])[0] > 0
 
@@ -85,7 +87,9 @@ class Processes:
         if self._control is None:
             return model
         return nn.parallel.DistributedDataParallel(
-            model, device_ids=[self.device] if self.device.type == "cuda" else None, gradient_as_bucket_view=True
+            model,
+            device_ids=[self.device] if self.device.type == "cuda" else None,
+            gradient_as_bucket_view=True,
         )
 
     def share(self, tensors: list[Tensor]) -> None:
@@ -110,7 +114,9 @@ class Processes:
     def peer_lost(self, error: RuntimeError) -> bool:
         """Whether `error`, raised in a training step, says that another process is gone."""
         text = str(error)
-        return self.world_size > 1 and any(sign in text for sign in ("gloo", "NCCL", "Connection closed by peer"))
+        return self.world_size > 1 and any(
+            sign in text for sign in ("gloo", "NCCL", "Connection closed by peer")
+        )
 
     def lost(self, error: RuntimeError) -> TrainingError:
         """What to raise when another process is gone."""
@@ -121,7 +127,8 @@ class Processes:
 
     def _join(self) -> None:
         if "GLOO_SOCKET_IFNAME" not in os.environ:
-            # Gloo asks for the address of the host's name, which in a container may be 127.0.0.1 or unknown.
+            # Gloo asks for the address of the host's name, which in a container may be 127.0.0.1 or
+            # unknown.
             name = _interface(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
             if name is not None:
                 os.environ["GLOO_SOCKET_IFNAME"] = name
@@ -150,7 +157,8 @@ def _device(asked: str, local_rank: int) -> torch.device:
 
 
 def _interface(host: str, port: int) -> str | None:
-    """Name of the interface that packets to `host` leave by, None if that cannot be found out. Sends nothing."""
+    """Name of the interface that packets to `host` leave by, None if that cannot be found out.
+    Sends nothing."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
             sock.connect((host, port))

@@ -14,7 +14,8 @@ class Ema:
 
     @torch.no_grad()
     def update(self, model: nn.Module, decay: float, found_inf: Tensor) -> None:
-        """Move towards `model` by 1 - decay, or not at all where `found_inf` (0-d, on the device) is not 0."""
+        """Move towards `model` by 1 - decay, or not at all where `found_inf` (0-d, on the device)
+        is not 0."""
         averages: list[Tensor] = list(self.model.parameters())
         weights: list[Tensor] = list(model.parameters())
         steps = torch._foreach_sub(weights, averages)

@@ -19,14 +19,23 @@ class Feed:
     """The batches of this process."""
 
     def __init__(
-        self, config: TrainConfig, task: Task, order: Order, processes: Processes, memory_format: torch.memory_format
+        self,
+        config: TrainConfig,
+        task: Task,
+        order: Order,
+        processes: Processes,
+        memory_format: torch.memory_format,
     ) -> None:
         """Raises ConfigError if the loader workers do not fit."""
         self.config, self.task, self.order = config.data, task, order
         self.processes, self.memory_format = processes, memory_format
         most = order.micro_batch // processes.world_size
-        self.workers = choose_workers(config.data.workers, task, processes.cpus, config.data.prefetch, most)
-        self.validation_batches = ValidationBatches(len(task.validation), most, processes.rank, processes.world_size)
+        self.workers = choose_workers(
+            config.data.workers, task, processes.cpus, config.data.prefetch, most
+        )
+        self.validation_batches = ValidationBatches(
+            len(task.validation), most, processes.rank, processes.world_size
+        )
         self.broken: set[str] = set()
         self.opened: list[DeviceBatches | FakeBatches] = []
 
@@ -36,10 +45,14 @@ class Feed:
         training = TrainBatches(self.order, start, stop, self.processes.rank)
         self.training = self._batches(self.task.train, training, self.workers)
         self.opened.append(self.training)
-        self.validation = self._batches(self.task.validation, self.validation_batches, min(self.workers, 2))
+        self.validation = self._batches(
+            self.task.validation, self.validation_batches, min(self.workers, 2)
+        )
         self.opened.append(self.validation)
 
-    def _batches(self, images: Images, batches: BatchSampler, workers: int) -> DeviceBatches | FakeBatches:
+    def _batches(
+        self, images: Images, batches: BatchSampler, workers: int
+    ) -> DeviceBatches | FakeBatches:
         device = self.processes.device
         if isinstance(images, FakeImages):
             return FakeBatches(batches, self.task, device, self.memory_format)
@@ -50,7 +63,9 @@ class Feed:
 
     def close(self) -> None:
         """End the loader workers."""
-        with ExitStack() as all_of_them:  # also when the first fails, as it may where a worker was killed
+        with (
+            ExitStack() as all_of_them
+        ):  # also when the first fails, as it may where a worker was killed
             for batches in self.opened:
                 all_of_them.callback(batches.close)
 
@@ -66,7 +81,8 @@ class Feed:
                 self.log.message(f"Left out, the {len(self.broken)}. that cannot be read: {text}")
 
     def write_broken(self, path: Path) -> int:
-        """List the images that were left out, of all processes, in `path`, if there are any. Returns their number."""
+        """List the images that were left out, of all processes, in `path`, if there are any.
+        Returns their number."""
         broken = sorted(set().union(*self.processes.gather(self.broken)))
         if broken and self.processes.is_main:
             path.write_text("\n".join(broken) + "\n", encoding="utf-8")

@@ -9,7 +9,9 @@ from amptrain.precision import Precision, has_bf16
 from amptrain.state import TrainState
 
 
-def introduction(config: TrainConfig, task: Task, order: Order, state: TrainState, workers: int) -> list[str]:
+def introduction(
+    config: TrainConfig, task: Task, order: Order, state: TrainState, workers: int
+) -> list[str]:
     """Sentences on data, precision, device and batch; `workers` are those of each process."""
     world, device = state.processes.world_size, state.processes.device
     total = order.steps_per_epoch * config.optim.epochs
@@ -32,7 +34,11 @@ def slow_on_cpu(asked: str, precision: Precision, device: torch.device) -> list[
         return []
     better = "bf16" if has_bf16(device) else "fp32"
     if asked == "auto":
-        return ["This CPU has no bf16 (that takes AVX-512), and emulates it slowly: --precision auto is fp32 here."]
+        return [
+            "This CPU has no bf16 (that takes AVX-512), and emulates it slowly: --precision auto is fp32 here."
+        ]
     if precision.dtype is None:
         return []
-    return [f"{precision.name} on this CPU is for trying it out: it is emulated, and very slow. {better} is not."]
+    return [
+        f"{precision.name} on this CPU is for trying it out: it is emulated, and very slow. {better} is not."
+    ]

@@ -8,7 +8,8 @@ from pathlib import Path, PurePosixPath
 
 
 def usable_cpus(root: Path = Path("/")) -> int:
-    """CPUs this process can keep busy, at least 1: the affinity mask, and the quota of all cgroups it is in.
+    """CPUs this process can keep busy, at least 1: the affinity mask, and the quota of all cgroups
+    it is in.
 
     os.cpu_count() and the affinity know nothing of `docker run --cpus` (joblib/loky#111).
     """
@@ -17,7 +18,8 @@ def usable_cpus(root: Path = Path("/")) -> int:
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """Quotas in CPUs, of version 2 (cpu.max) and version 1 (cpu.cfs_quota_us), from this cgroup up to the root."""
+    """Quotas in CPUs, of version 2 (cpu.max) and version 1 (cpu.cfs_quota_us), from this cgroup up
+    to the root."""
     try:
         lines = (root / "proc/self/cgroup").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -28,7 +30,8 @@ def _quotas(root: Path) -> Iterator[float]:
             continue
         mount = root / "sys/fs/cgroup" / controllers
         own = PurePosixPath(path.lstrip("/"))
-        # In a container with a private cgroup namespace the path is that of the host, and the mount's root is our own.
+        # In a container with a private cgroup namespace the path is that of the host, and the
+        # mount's root is our own.
         for level in {own, *own.parents, PurePosixPath()}:
             quota = _quota(mount / level)
             if quota is not None:
@@ -48,7 +51,8 @@ def _quota(cgroup: Path) -> float | None:
 
 
 def shared_memory_free(path: Path = Path("/dev/shm")) -> int:
-    """Bytes free in the shared memory that loader workers hand their batches over in; 0 where there is none."""
+    """Bytes free in the shared memory that loader workers hand their batches over in; 0 where there
+    is none."""
     try:
         return shutil.disk_usage(path).free
     except OSError:

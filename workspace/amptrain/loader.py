@@ -1,4 +1,5 @@
-"""From data sets to batches on the device: workers, shared memory, copies that overlap with computing."""
+"""From data sets to batches on the device: workers, shared memory, copies that overlap with
+computing."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -15,7 +16,8 @@ from amptrain.limits import shared_memory_free
 from amptrain.signals import ignore_stop_signals
 
 WORKER_TIMEOUT = 600.0
-"""Seconds without a batch after which a loader is given up: its workers ignore SIGTERM, so a stuck one must be seen."""
+"""Seconds without a batch after which a loader is given up: its workers ignore SIGTERM, so a stuck
+one must be seen."""
 
 
 MOST_WORKERS = 16
@@ -35,16 +37,22 @@ class Batch(NamedTuple):
 def collate(samples: list[Sample]) -> Batch:
     """One tensor of the images that could be read."""
     good = [sample for sample in samples if sample.label >= 0]
-    images = torch.stack([sample.image for sample in good]) if good else samples[0].image.unsqueeze(0)[:0]
+    images = (
+        torch.stack([sample.image for sample in good])
+        if good
+        else samples[0].image.unsqueeze(0)[:0]
+    )
     labels = torch.tensor([sample.label for sample in good], dtype=torch.int64)
     return Batch(images, labels, tuple(line for sample in samples for line in sample.broken))
 
 
 def choose_workers(asked: int | None, task: Task, cpus: int, prefetch: int, images: int) -> int:
-    """Loader workers of this process: as asked for, else one a CPU, as far as shared memory holds their batches.
+    """Loader workers of this process: as asked for, else one a CPU, as far as shared memory holds
+    their batches.
 
-    `images` is the most images in a batch; `cpus` are those of this process. Raises ConfigError if what was asked for
-    does not fit: a worker that finds /dev/shm full dies of a bus error (pytorch#5040).
+    `images` is the most images in a batch; `cpus` are those of this process. Raises ConfigError if
+    what was asked for does not fit: a worker that finds /dev/shm full dies of a bus error
+    (pytorch#5040).
     """
     if isinstance(task.train, FakeImages):
         return 0
@@ -85,7 +93,8 @@ def make_loader(
         worker_init_fn=ignore_stop_signals if workers else None,
         prefetch_factor=prefetch if workers else None,
         persistent_workers=workers > 0,
-        # Making an iterator draws a number; from the global generator it would change what a resumed run draws next.
+        # Making an iterator draws a number; from the global generator it would change what a
+        # resumed run draws next.
         generator=torch.Generator().manual_seed(0),
     )
 
@@ -93,9 +102,10 @@ def make_loader(
 class DeviceBatches:
     """Iterates over a loader's batches as (images, labels) on the device.
 
-    Images come as normalised float32, (n, channels, height, width), in `memory_format`. On CUDA the copy and the
-    normalisation run on a stream of their own, beside the step before. `waited` counts the seconds that the host spent
-    waiting for the loader. `report` is told of the images that could not be read.
+    Images come as normalised float32, (n, channels, height, width), in `memory_format`. On CUDA the
+    copy and the normalisation run on a stream of their own, beside the step before. `waited` counts
+    the seconds that the host spent waiting for the loader. `report` is told of the images that
+    could not be read.
     """
 
     def __init__(
@@ -106,7 +116,12 @@ class DeviceBatches:
         memory_format: torch.memory_format,
         report: Callable[[tuple[str, ...]], None],
     ) -> None:
-        self.loader, self.device, self.memory_format, self.report = loader, device, memory_format, report
+        self.loader, self.device, self.memory_format, self.report = (
+            loader,
+            device,
+            memory_format,
+            report,
+        )
         self.waited = 0.0
         self.batches: Iterator[Batch] = iter(())
         self.mean = torch.tensor(task.mean, device=device).view(-1, 1, 1)
@@ -124,7 +139,8 @@ class DeviceBatches:
             yield ready
 
     def close(self) -> None:
-        """End the workers now. Left to the exit of Python they would not end: it sends them SIGTERM, and waits."""
+        """End the workers now. Left to the exit of Python they would not end: it sends them
+        SIGTERM, and waits."""
         if isinstance(self.batches, _MultiProcessingDataLoaderIter):
             try:
                 self.batches._shutdown_workers()
@@ -140,7 +156,9 @@ class DeviceBatches:
             return None
         self.report(batch.broken)
         with torch.cuda.stream(self.stream):  # does nothing without a stream
-            images = batch.images.to(self.device, non_blocking=True, memory_format=self.memory_format)
+            images = batch.images.to(
+                self.device, non_blocking=True, memory_format=self.memory_format
+            )
             labels = batch.labels.to(self.device, non_blocking=True)
             return (images.float() - self.mean) / self.std, labels
 
@@ -151,9 +169,18 @@ class FakeBatches:
     waited = 0.0
 
     def __init__(
-        self, batches: BatchSampler, task: Task, device: torch.device, memory_format: torch.memory_format
+        self,
+        batches: BatchSampler,
+        task: Task,
+        device: torch.device,
+        memory_format: torch.memory_format,
     ) -> None:
-        self.batches, self.task, self.device, self.memory_format = batches, task, device, memory_format
+        self.batches, self.task, self.device, self.memory_format = (
+            batches,
+            task,
+            device,
+            memory_format,
+        )
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         generator = torch.Generator(self.device).manual_seed(0)
@@ -163,7 +190,9 @@ class FakeBatches:
                 shape = (len(keys), *self.task.shape)
                 images = torch.randn(shape, generator=generator, device=self.device)
                 images = images.to(memory_format=self.memory_format)
-                labels = torch.randint(len(self.task.classes), (len(keys),), generator=generator, device=self.device)
+                labels = torch.randint(
+                    len(self.task.classes), (len(keys),), generator=generator, device=self.device
+                )
             yield images[: len(keys)], labels[: len(keys)]
 
     def close(self) -> None:

@@ -1,8 +1,10 @@
-"""What a run says and writes while it goes: lines for people, metrics.jsonl for programs, TensorBoard's event files.
+"""What a run says and writes while it goes: lines for people, metrics.jsonl for programs,
+TensorBoard's event files.
 
-metrics.jsonl has one JSON object a line: `"kind": "window"` with the fields of Window, or `"kind": "epoch"` with those
-of EpochRecord; what is not a finite number is null. Each line is written whole at once. A run that continues at step N
-first drops all lines after N, so no step is there twice, and what follows N is what was trained.
+metrics.jsonl has one JSON object a line: `"kind": "window"` with the fields of Window, or `"kind":
+"epoch"` with those of EpochRecord; what is not a finite number is null. Each line is written whole
+at once. A run that continues at step N first drops all lines after N, so no step is there twice,
+and what follows N is what was trained.
 """
 
 import dataclasses
@@ -16,7 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard.writer import SummaryWriter
@@ -49,7 +58,8 @@ class Window:
     memory_reserved: int
     """Peak of the device's memory held by torch, in bytes; 0 on CPU."""
     grad_norm: float
-    """Norm of the true gradient at the last step that was not skipped, before clipping; NaN if all were."""
+    """Norm of the true gradient at the last step that was not skipped, before clipping; NaN if all
+    were."""
     gpu_utilisation: float | None = None
     """Per cent of time in which a kernel ran on rank 0's GPU; None where it was not measured."""
 
@@ -72,7 +82,8 @@ class EpochRecord:
 class RunLog:
     """Says and writes the records of rank 0; with `enabled=False` nothing.
 
-    Where standard output is a terminal, a bar below the lines tells how far the run is and when it will be done.
+    Where standard output is a terminal, a bar below the lines tells how far the run is and when it
+    will be done.
     """
 
     def __init__(self, run_dir: Path, total_steps: int, enabled: bool, start_step: int = 0) -> None:
@@ -123,9 +134,12 @@ class RunLog:
             self.writer = None
 
     def _open_tensorboard(self, start_step: int) -> None:
-        from torch.utils.tensorboard.writer import SummaryWriter  # half a second, which only rank 0 spends
+        from torch.utils.tensorboard.writer import (
+            SummaryWriter,
+        )  # half a second, which only rank 0 spends
 
-        # With purge_step TensorBoard drops what a killed run had written after the step it now continues at.
+        # With purge_step TensorBoard drops what a killed run had written after the step it now
+        # continues at.
         self.writer = SummaryWriter(str(self.run_dir / "tensorboard"), purge_step=start_step + 1)
 
     def _start_bar(self, completed: int) -> None:
@@ -134,7 +148,9 @@ class RunLog:
             TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
         )  # fmt: skip
         self.bar = Progress(*columns, console=Console(file=sys.stdout), refresh_per_second=4)
-        self.task = self.bar.add_task(self.run_dir.name, total=self.total_steps, completed=completed)
+        self.task = self.bar.add_task(
+            self.run_dir.name, total=self.total_steps, completed=completed
+        )
         self.bar.start()
 
     def _write(self, kind: str, record: Window | EpochRecord) -> None:
@@ -143,7 +159,8 @@ class RunLog:
         self._try(lambda: self._tensorboard("train" if kind == "window" else "validation", values))
 
     def _append(self, line: str) -> None:
-        """`line`, whole, or an OSError; what a full disk left of the one before is then ended first."""
+        """`line`, whole, or an OSError; what a full disk left of the one before is then ended
+        first."""
         data = f"{chr(10) if self.half_written else ''}{line}\n".encode()
         with self.path.open("ab", buffering=0) as file:
             self.half_written = True
@@ -165,7 +182,9 @@ class RunLog:
             write()
         except OSError as error:
             if not self.failing:
-                self.message(f"The metrics of this run cannot be written: {error}. Training goes on without them.")
+                self.message(
+                    f"The metrics of this run cannot be written: {error}. Training goes on without them."
+                )
             self.failing = True
 
 
@@ -200,18 +219,26 @@ def epoch_line(record: EpochRecord) -> str:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The records of a metrics.jsonl, also while it is written: a line that is not whole yet is left out.
+    """The records of a metrics.jsonl, also while it is written: a line that is not whole yet is
+    left out.
 
     Raises OSError if it cannot be read.
     """
-    return [record for line in path.read_bytes().splitlines() if (record := _record(line)) is not None]
+    return [
+        record for line in path.read_bytes().splitlines() if (record := _record(line)) is not None
+    ]
 
 
 def drop_after(path: Path, step: int) -> None:
-    """Drop the records after `step`, and a half line a kill left. The old file lives until the new one is whole."""
+    """Drop the records after `step`, and a half line a kill left. The old file lives until the new
+    one is whole."""
     if not path.exists():
         return
-    lines = [line for line in path.read_bytes().splitlines() if (record := _record(line)) and record["step"] <= step]
+    lines = [
+        line
+        for line in path.read_bytes().splitlines()
+        if (record := _record(line)) and record["step"] <= step
+    ]
     aside = path.with_suffix(".tmp")
     aside.write_bytes(b"".join(line + b"\n" for line in lines))
     aside.replace(path)

@@ -1,7 +1,9 @@
-"""How busy the GPU is while a run trains, and why it is not: one warning that names the cause and the flag to try.
+"""How busy the GPU is while a run trains, and why it is not: one warning that names the cause and
+the flag to try.
 
-The GPU is found by the UUID that CUDA itself gives for the device torch uses, so CUDA_VISIBLE_DEVICES and
-CUDA_DEVICE_ORDER hold, whatever they say: NVML's own numbers know nothing of either (pytorch#94472).
+The GPU is found by the UUID that CUDA itself gives for the device torch uses, so
+CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER hold, whatever they say: NVML's own numbers know nothing
+of either (pytorch#94472).
 """
 
 import dataclasses
@@ -22,7 +24,8 @@ from amptrain.precision import Fp16, Precision
 PERIOD = 1.0
 """Seconds between samples; NVML's own figure is an average over 1/6 to 1 s."""
 WARM_UP = 20
-"""Samples after the start which count for nothing: cuDNN tries its kernels, torch.compile compiles, loaders fill."""
+"""Samples after the start which count for nothing: cuDNN tries its kernels, torch.compile compiles,
+loaders fill."""
 WHILE = 30
 """Samples below BUSY, on average, that make the warning."""
 BUSY = 60.0
@@ -52,11 +55,16 @@ class Gpu:
             try:
                 self.handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
             except nvml.NVMLError_NotFound:
-                # CUDA gives a MIG instance's own UUID. It has no utilisation, and its GPU's is that of others too.
+                # CUDA gives a MIG instance's own UUID. It has no utilisation, and its GPU's is that
+                # of others too.
                 nvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")
-                raise NotAvailable("the device is a MIG instance, of which NVML measures none") from None
+                raise NotAvailable(
+                    "the device is a MIG instance, of which NVML measures none"
+                ) from None
             if self._mig():
-                raise NotAvailable("the GPU is split into MIG instances, of which NVML measures none")
+                raise NotAvailable(
+                    "the GPU is split into MIG instances, of which NVML measures none"
+                )
 
     def utilisation(self) -> float:
         """Per cent of the last moment in which a kernel ran. Raises NotAvailable."""
@@ -104,12 +112,19 @@ class Samples:
 
 
 class Monitor:
-    """Samples one GPU in a thread while a run trains. When NVML is lost, which is said once, the run goes on.
+    """Samples one GPU in a thread while a run trains. When NVML is lost, which is said once, the
+    run goes on.
 
     `say` gets each sentence; `gpu` is None where there is nothing to watch; `period` is in seconds.
     """
 
-    def __init__(self, settings: Settings, say: Callable[[str], None], gpu: Gpu | None, period: float = PERIOD) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        say: Callable[[str], None],
+        gpu: Gpu | None,
+        period: float = PERIOD,
+    ) -> None:
         self.settings, self.say, self.gpu, self.period = settings, say, gpu, period
         self.samples = Samples()
         self.warned = False
@@ -125,15 +140,21 @@ class Monitor:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.ended.set()
         if self.thread.ident is not None:
-            self.thread.join(timeout=2 * self.period)  # NVML may hang; a run that is over does not wait for it
+            self.thread.join(
+                timeout=2 * self.period
+            )  # NVML may hang; a run that is over does not wait for it
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Not training: validation, or a checkpoint. What the GPU does meanwhile counts for nothing."""
+        """Not training: validation, or a checkpoint. What the GPU does meanwhile counts for
+        nothing."""
         with self.lock:
             self.paused_by += 1
         try:
@@ -160,9 +181,12 @@ class Monitor:
                 self.samples.window.append(value)
 
     def window(self, record: Window) -> Window:
-        """A window of steps is over. Returns it with its utilisation, and warns if the GPU has idled for a while."""
+        """A window of steps is over. Returns it with its utilisation, and warns if the GPU has
+        idled for a while."""
         if self.lost is not None:
-            self.say(f"GPU utilisation is not available from here on ({self.lost}). Training goes on.")
+            self.say(
+                f"GPU utilisation is not available from here on ({self.lost}). Training goes on."
+            )
             self.lost = None
         with self.lock:
             values, self.samples.window = self.samples.window, []
@@ -190,7 +214,8 @@ class Monitor:
 
 
 def cause(settings: Settings, waited: float) -> str:
-    """Why a GPU idles, and the flag to try, as sentences. `waited` is the share of time spent waiting for data."""
+    """Why a GPU idles, and the flag to try, as sentences. `waited` is the share of time spent
+    waiting for data."""
     if waited >= WAITING:
         found = (
             f"Training waited for data {waited:.0%} of the time, with {settings.workers} loader workers in each "
@@ -200,9 +225,7 @@ def cause(settings: Settings, waited: float) -> str:
             return f"{found} Try --workers {settings.cpus}."
         return f"{found} Give the container more CPUs and raise --workers, or try --prefetch 4 or smaller image files."
     if settings.fp16 and not settings.fused:
-        return (
-            "The host waits for the device at each step, as the loss scale of an unfused optimizer asks. Try --fused."
-        )
+        return "The host waits for the device at each step, as the loss scale of an unfused optimizer asks. Try --fused."
     if settings.log_every < 10:
         return (
             f"The host waits for the device at each log line, every {settings.log_every} steps. "
@@ -216,9 +239,14 @@ def cause(settings: Settings, waited: float) -> str:
 
 
 def watch(
-    config: TrainConfig, precision: Precision, workers: int, processes: Processes, say: Callable[[str], None]
+    config: TrainConfig,
+    precision: Precision,
+    workers: int,
+    processes: Processes,
+    say: Callable[[str], None],
 ) -> Monitor:
-    """A monitor of rank 0's GPU, as rank 0 is the one that speaks; of none without NVML, which is said."""
+    """A monitor of rank 0's GPU, as rank 0 is the one that speaks; of none without NVML, which is
+    said."""
     settings = Settings(
         fp16=isinstance(precision, Fp16),
         fused=config.optim.fused,
@@ -230,7 +258,9 @@ def watch(
     )
     if processes.device.type != "cuda" or not processes.is_main:
         return Monitor(settings, say, None)
-    return Monitor(settings, say, find_gpu(str(torch.cuda.get_device_properties(processes.device).uuid), say))
+    return Monitor(
+        settings, say, find_gpu(str(torch.cuda.get_device_properties(processes.device).uuid), say)
+    )
 
 
 def find_gpu(uuid: str, say: Callable[[str], None], nvml: Any = None) -> Gpu | None:

@@ -20,7 +20,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 from amptrain.errors import ConfigError
 from amptrain.log import METRICS, read_metrics
 
-# Okabe and Ito's palette, which people with any colour vision can tell apart; without its yellow, too pale for a line.
+# Okabe and Ito's palette, which people with any colour vision can tell apart; without its yellow,
+# too pale for a line.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 DASHES = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 2, 1.5, 2)))
 """One run's line may hide another's, where they agree; dashes let both be seen."""
@@ -45,7 +46,9 @@ class Run:
 
     def series(self, key: str) -> tuple[list[int], list[float]]:
         """Steps, and the values of `key` in the windows; NaN where there was none."""
-        return [w["step"] for w in self.windows], [math.nan if w[key] is None else w[key] for w in self.windows]
+        return [w["step"] for w in self.windows], [
+            math.nan if w[key] is None else w[key] for w in self.windows
+        ]
 
     def skips(self) -> list[tuple[int, float]]:
         """Each skipped step, and the scale after its window."""
@@ -63,18 +66,23 @@ def load(run_dir: Path) -> Run:
     try:
         records = read_metrics(path)
     except FileNotFoundError:
-        raise ConfigError(f"There is no run in {run_dir}: it has no {METRICS}. Give the directory of a run.") from None
+        raise ConfigError(
+            f"There is no run in {run_dir}: it has no {METRICS}. Give the directory of a run."
+        ) from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error}.") from None
     windows = [record for record in records if record["kind"] == "window"]
     epochs = [record for record in records if record["kind"] == "epoch"]
-    result = run_dir / "result.json"  # written last; one that is older is of a run that now goes on further
+    result = (
+        run_dir / "result.json"
+    )  # written last; one that is older is of a run that now goes on further
     done = result.exists() and result.stat().st_mtime_ns >= path.stat().st_mtime_ns
     return Run(run_dir.name, windows, epochs, done)
 
 
 def figure(runs: Sequence[Run]) -> Figure:
-    """Loss, learning rate and, where a run has one, loss scale with skipped steps marked, by step."""
+    """Loss, learning rate and, where a run has one, loss scale with skipped steps marked, by
+    step."""
     import matplotlib
 
     scaled = any(run.scaled for run in runs)
@@ -83,7 +91,10 @@ def figure(runs: Sequence[Run]) -> Figure:
         heights = [2.2, 1, 1.2] if scaled else [2.2, 1]
         axes = result.subplots(len(heights), 1, sharex=True, height_ratios=heights)
         for number, run in enumerate(runs):
-            look = {"color": COLOURS[number % len(COLOURS)], "linestyle": DASHES[number % len(DASHES)]}
+            look = {
+                "color": COLOURS[number % len(COLOURS)],
+                "linestyle": DASHES[number % len(DASHES)],
+            }
             _draw_loss(axes[0], run, look)
             axes[1].plot(*run.series("lr"), linewidth=1.8, **look)
             if run.scaled:
@@ -96,21 +107,46 @@ def _draw_loss(axes: Axes, run: Run, look: dict[str, Any]) -> None:
     axes.plot(*run.series("loss"), linewidth=1.8, label=run.name, **look)
     points = [(e["step"], e["val_loss"]) for e in run.epochs if e["val_loss"] is not None]
     if points:
-        axes.plot(*zip(*points, strict=True), "o", color=look["color"], markersize=5, markerfacecolor="white")
+        axes.plot(
+            *zip(*points, strict=True),
+            "o",
+            color=look["color"],
+            markersize=5,
+            markerfacecolor="white",
+        )
 
 
 def _draw_scale(axes: Axes, run: Run, look: dict[str, Any]) -> None:
     axes.plot(*run.series("scale"), drawstyle="steps-pre", linewidth=1.8, **look)
     if skips := run.skips():
-        axes.plot(*zip(*skips, strict=True), "x", color=look["color"], markersize=7, markeredgewidth=2, zorder=3)
+        axes.plot(
+            *zip(*skips, strict=True),
+            "x",
+            color=look["color"],
+            markersize=7,
+            markeredgewidth=2,
+            zorder=3,
+        )
 
 
 def _label(axes: Sequence[Axes], runs: Sequence[Run]) -> None:
     """Titles in words, a legend outside of the curves, ticks that can be read."""
-    validation = Line2D([], [], marker="o", color="0.3", markerfacecolor="white", linestyle="none", label="validation")
+    validation = Line2D(
+        [],
+        [],
+        marker="o",
+        color="0.3",
+        markerfacecolor="white",
+        linestyle="none",
+        label="validation",
+    )
     handles = [*axes[0].get_legend_handles_labels()[0], validation]
     axes[0].legend(
-        handles=handles, loc="lower left", bbox_to_anchor=(0, 1.01), ncols=min(4, len(handles)), frameon=False
+        handles=handles,
+        loc="lower left",
+        bbox_to_anchor=(0, 1.01),
+        ncols=min(4, len(handles)),
+        frameon=False,
     )
     axes[0].set_ylabel("loss")
     axes[1].set_ylabel("learning rate")
@@ -119,12 +155,21 @@ def _label(axes: Sequence[Axes], runs: Sequence[Run]) -> None:
         axes[2].set_ylabel("loss scale")
         axes[2].set_yscale("log", base=2)
         axes[2].yaxis.set_major_locator(LogLocator(base=2, numticks=6))
-        axes[2].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"$2^{{{math.log2(value):.0f}}}$"))
+        axes[2].yaxis.set_major_formatter(
+            FuncFormatter(lambda value, _: f"$2^{{{math.log2(value):.0f}}}$")
+        )
         axes[2].yaxis.set_minor_locator(LogLocator(base=2, subs=(), numticks=1))
         axes[2].margins(y=0.15)
         if any(run.skips() for run in runs):
             mark = Line2D(
-                [], [], marker="x", color="0.3", markersize=7, markeredgewidth=2, linestyle="none", label="skipped step"
+                [],
+                [],
+                marker="x",
+                color="0.3",
+                markersize=7,
+                markeredgewidth=2,
+                linestyle="none",
+                label="skipped step",
             )
             axes[2].legend(handles=[mark], loc="best", frameon=False)
     axes[-1].set_xlabel("step")
@@ -139,7 +184,8 @@ def png(result: Figure) -> bytes:
 
 
 def plot_runs(run_dirs: Sequence[Path], out: Path | None = None) -> Path:
-    """Draw the runs over each other. Returns the file: `out`, whose suffix chooses the format, or plot.png by the run.
+    """Draw the runs over each other. Returns the file: `out`, whose suffix chooses the format, or
+    plot.png by the run.
 
     Raises ConfigError for what is no run, has nothing to draw yet, or cannot be written.
     """
@@ -150,7 +196,9 @@ def plot_runs(run_dirs: Sequence[Path], out: Path | None = None) -> Path:
                 f"The run {run.name} has no readable line yet in its metrics.jsonl; wait a moment, or add --follow."
             )
     path = out or (run_dirs[0] if len(runs) == 1 else run_dirs[0].parent) / "plot.png"
-    aside = path.with_name(f".{path.stem}.part{path.suffix}")  # a viewer that looks on never sees half a picture
+    aside = path.with_name(
+        f".{path.stem}.part{path.suffix}"
+    )  # a viewer that looks on never sees half a picture
     try:
         figure(runs).savefig(aside, dpi=140)
         aside.replace(path)
@@ -166,9 +214,11 @@ def follow(
     stop: Callable[[], bool] = lambda: False,
     period: float = 2.0,
 ) -> None:
-    """Draw the runs anew each `period` seconds, until all are done, `stop()` is true, or the person interrupts.
+    """Draw the runs anew each `period` seconds, until all are done, `stop()` is true, or the person
+    interrupts.
 
-    A run may not have started yet. Without `show`, the picture appears below the notebook cell and changes in place.
+    A run may not have started yet. Without `show`, the picture appears below the notebook cell and
+    changes in place.
     """
     show = show or _Cell()
     drawn: list[int] = []
@@ -210,7 +260,8 @@ class PlotConfig:
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
     """Directories of runs, or their names in runs/."""
     out: Path | None = None
-    """File to write; its suffix chooses the format (.png, .svg, .pdf). The default is plot.png by the run."""
+    """File to write; its suffix chooses the format (.png, .svg, .pdf). The default is plot.png by
+    the run."""
     follow: bool = False
     """Draw again as the runs go on, until they are done."""
 
@@ -219,7 +270,9 @@ def main(arguments: Sequence[str]) -> int:
     """`amptrain plot`. Returns the exit code. Raises ConfigError."""
     config = tyro.cli(PlotConfig, prog="amptrain plot", args=list(arguments))
     if not config.runs:
-        raise ConfigError("Which run? Give the directory of one or more, such as runs/digits-small_cnn-auto.")
+        raise ConfigError(
+            "Which run? Give the directory of one or more, such as runs/digits-small_cnn-auto."
+        )
     run_dirs = [run if run.exists() else Path("runs") / run for run in config.runs]
     if config.follow:
         follow(run_dirs, lambda _: print(f"Drawn: {plot_runs(run_dirs, config.out)}", flush=True))

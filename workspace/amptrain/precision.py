@@ -1,4 +1,5 @@
-"""One class per precision. Parameters are FP32 in all; what differs is the arithmetic and, for fp16, the loss scale."""
+"""One class per precision. Parameters are FP32 in all; what differs is the arithmetic and, for
+fp16, the loss scale."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -14,7 +15,8 @@ from amptrain.errors import ConfigError
 
 
 class Precision:
-    """Base of the precisions: no autocast, no scaler. `configure()` sets torch's global TF32 switches to `tf32`."""
+    """Base of the precisions: no autocast, no scaler. `configure()` sets torch's global TF32
+    switches to `tf32`."""
 
     name: ClassVar[str]
     dtype: ClassVar[torch.dtype | None] = None
@@ -27,8 +29,11 @@ class Precision:
         self.one = torch.ones((), device=device)
 
     def configure(self) -> None:
-        """Set both TF32 switches: by default torch has it off for matmul and on for cuDNN, which is no FP32 at all."""
-        if hasattr(torch.backends.cuda.matmul, "fp32_precision"):  # torch 2.9 and later warn of the switches below
+        """Set both TF32 switches: by default torch has it off for matmul and on for cuDNN, which is
+        no FP32 at all."""
+        if hasattr(
+            torch.backends.cuda.matmul, "fp32_precision"
+        ):  # torch 2.9 and later warn of the switches below
             mode = "tf32" if self.tf32 else "ieee"
             torch.backends.cuda.matmul.fp32_precision = mode
             cudnn: Any = torch.backends.cudnn  # torch 2.6 does not know its parts
@@ -42,7 +47,8 @@ class Precision:
         """Where the forward pass runs, in training and in validation."""
         if self.dtype is None:
             return nullcontext()
-        # The type is always given: autocast's own default on CUDA is fp16, which without a scaler goes wrong silently.
+        # The type is always given: autocast's own default on CUDA is fp16, which without a scaler
+        # goes wrong silently.
         return torch.autocast(self.device.type, dtype=self.dtype)
 
     @property
@@ -55,13 +61,16 @@ class Precision:
         return loss
 
     def unscale(self, optimizer: Optimizer) -> Tensor | None:
-        """Make the gradients true ones. Returns the scaler's found_inf (0-d, 1 for an overflow), None without one."""
+        """Make the gradients true ones. Returns the scaler's found_inf (0-d, 1 for an overflow),
+        None without one."""
         return None
 
     def step(self, optimizer: Optimizer, found_inf: Tensor) -> None:
-        """The optimizer's step, unless `found_inf` is 1: a gradient that is not finite is no use in any precision."""
+        """The optimizer's step, unless `found_inf` is 1: a gradient that is not finite is no use in
+        any precision."""
         if getattr(optimizer, "_step_supports_amp_scaling", False):
-            # What GradScaler does: fused kernels look at found_inf on the device, so the host need not wait for it.
+            # What GradScaler does: fused kernels look at found_inf on the device, so the host need
+            # not wait for it.
             extras: Any = optimizer
             extras.grad_scale, extras.found_inf = None, found_inf
             try:
@@ -83,7 +92,11 @@ class Precision:
 
     def describe(self) -> str:
         """For people and results, such as `bf16 (autocast bfloat16, parameters FP32, TF32 on)`."""
-        arithmetic = "no autocast" if self.dtype is None else f"autocast {str(self.dtype).removeprefix('torch.')}"
+        arithmetic = (
+            "no autocast"
+            if self.dtype is None
+            else f"autocast {str(self.dtype).removeprefix('torch.')}"
+        )
         return f"{self.name} ({arithmetic}, parameters FP32, TF32 {'on' if self.tf32 else 'off'})"
 
 
@@ -124,7 +137,9 @@ class Fp16(Precision):
             backoff_factor=config.backoff_factor,
             growth_interval=config.growth_interval,
         )
-        self.scaler.scale(self.one)  # makes the scaler's own tensors, which it otherwise makes at its first loss
+        self.scaler.scale(
+            self.one
+        )  # makes the scaler's own tensors, which it otherwise makes at its first loss
 
     @property
     def loss_scale(self) -> Tensor:
@@ -151,7 +166,9 @@ class Fp16(Precision):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         place = {"scale": state["scale"], "_growth_tracker": state["_growth_tracker"]}
-        self.scaler.load_state_dict({**self.scaler.state_dict(), **place})  # factors and interval stay those of today
+        self.scaler.load_state_dict(
+            {**self.scaler.state_dict(), **place}
+        )  # factors and interval stay those of today
 
 
 PRECISIONS: dict[str, type[Precision]] = {kind.name: kind for kind in (Fp32, Tf32, Bf16, Fp16)}
@@ -169,12 +186,15 @@ def precision_name(asked: str, device: torch.device) -> str:
 def has_bf16(device: torch.device) -> bool:
     """Whether the device computes in bf16, rather than emulate it.
 
-    A T4 or V100 says True to the plain question. On an x86 CPU it takes AVX-512: with AVX2 alone a product of matrices
-    in bf16 took 28 times as long as in FP32, and training digits 10 times (docs/measurements.md).
+    A T4 or V100 says True to the plain question. On an x86 CPU it takes AVX-512: with AVX2 alone a
+    product of matrices in bf16 took 28 times as long as in FP32, and training digits 10 times
+    (docs/measurements.md).
     """
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return torch.backends.mkldnn.is_available() and bool(
+        torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    )
 
 
 def resolve_precision(config: PrecisionConfig, device: torch.device) -> Precision:
@@ -184,7 +204,9 @@ def resolve_precision(config: PrecisionConfig, device: torch.device) -> Precisio
     """
     name = precision_name(config.precision, device)
     if name == "tf32" and device.type != "cuda":
-        raise ConfigError("--precision tf32 needs a CUDA device: TF32 is a mode of tensor cores. Use fp32 on a CPU.")
+        raise ConfigError(
+            "--precision tf32 needs a CUDA device: TF32 is a mode of tensor cores. Use fp32 on a CPU."
+        )
     if name == "tf32" and torch.cuda.get_device_capability(device) < (8, 0):
         raise ConfigError(
             f"--precision tf32 needs an Ampere GPU or newer; {torch.cuda.get_device_name(device)} has none. Use fp32."
@@ -193,7 +215,8 @@ def resolve_precision(config: PrecisionConfig, device: torch.device) -> Precisio
 
 
 def require_fp32(model: nn.Module) -> None:
-    """Raise ConfigError unless all floating-point parameters are FP32, which GradScaler and all updates rely on."""
+    """Raise ConfigError unless all floating-point parameters are FP32, which GradScaler and all
+    updates rely on."""
     for name, parameter in _floating(model):
         if parameter.dtype != torch.float32:
             raise ConfigError(
@@ -203,4 +226,8 @@ def require_fp32(model: nn.Module) -> None:
 
 
 def _floating(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    return ((name, parameter) for name, parameter in model.named_parameters() if parameter.is_floating_point())
+    return (
+        (name, parameter)
+        for name, parameter in model.named_parameters()
+        if parameter.is_floating_point()
+    )

@@ -37,7 +37,9 @@ def finish(config: TrainConfig, order: Order, state: TrainState, broken: int, lo
         "torchvision": torchvision.__version__,
         "weights_sha256": weights_sha256(state.model),
     }
-    (config.run_dir / "result.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    (config.run_dir / "result.json").write_text(
+        json.dumps(result, indent=2) + "\n", encoding="utf-8"
+    )
     left_out = f" {broken} images could not be read, see broken.txt." if broken else ""
     log.message(
         f"{config.data.data}: accuracy {progress.accuracy:.2%} in {progress.seconds:.1f} s, "

@@ -13,16 +13,28 @@ SAME_RESULT = {
     *("name", "runs", "data_dir", "workers", "prefetch", "log_every", "save_every", "keep"),
     *("precision", "init_scale"),
 }
-"""Settings without influence on the weights; the precision is looked at by itself, since auto and bf16 may be the same,
-and the loss scale continues where it was."""
+"""Settings without influence on the weights; the precision is looked at by itself, since auto and
+bf16 may be the same, and the loss scale continues where it was."""
 NEED_NEW_RUN = {
-    *("data", "image_size", "augment", "seed", "batch_size", "model", "optimizer", "fused", "ema_decay", "skip_broken"),
+    *(
+        "data",
+        "image_size",
+        "augment",
+        "seed",
+        "batch_size",
+        "model",
+        "optimizer",
+        "fused",
+        "ema_decay",
+        "skip_broken",
+    ),
 }
 """Settings without which the saved state, or the place in the data, means nothing."""
 
 
 def check_changes(saved: dict[str, Plain], now: dict[str, Plain]) -> list[str]:
-    """Sentences about settings that differ from those of the checkpoint. Raises ConfigError where it cannot go on."""
+    """Sentences about settings that differ from those of the checkpoint. Raises ConfigError where
+    it cannot go on."""
     changed = [name for name in now if saved.get(name) != now[name] and name not in SAME_RESULT]
     texts = {name: f"{name} {saved.get(name)} → {now[name]}" for name in changed}
     refused = [texts[name] for name in changed if name in NEED_NEW_RUN]
@@ -33,11 +45,14 @@ def check_changes(saved: dict[str, Plain], now: dict[str, Plain]) -> list[str]:
         )
     if not changed:
         return []
-    return [f"Changed since the checkpoint: {', '.join(texts.values())}. From here on this is another run than before."]
+    return [
+        f"Changed since the checkpoint: {', '.join(texts.values())}. From here on this is another run than before."
+    ]
 
 
 def check_world_size(saved: int, now: int, *, saved_steps: int, steps: int) -> list[str]:
-    """Sentences about a changed number of processes. Raises ConfigError if it changes the steps of an epoch."""
+    """Sentences about a changed number of processes. Raises ConfigError if it changes the steps of
+    an epoch."""
     if saved == now:
         return []
     if saved_steps != steps:
@@ -58,7 +73,13 @@ def rng_state(device: torch.device) -> dict[str, Any]:
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
         "python": random.getstate(),
-        "numpy": (str(kind), torch.from_numpy(np.asarray(keys).astype(np.int64)), position, has_gauss, float(gauss)),
+        "numpy": (
+            str(kind),
+            torch.from_numpy(np.asarray(keys).astype(np.int64)),
+            position,
+            has_gauss,
+            float(gauss),
+        ),
     }
 
 

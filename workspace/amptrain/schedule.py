@@ -1,10 +1,12 @@
-"""Learning rate and EMA decay as pure functions of the step: a resumed run has no schedule to restore."""
+"""Learning rate and EMA decay as pure functions of the step: a resumed run has no schedule to
+restore."""
 
 import math
 
 
 def learning_rate(step: int, *, peak: float, warmup: int, total: int) -> float:
-    """Learning rate of optimizer step `step` (0 is the first): linear warm-up over `warmup` steps, then a cosine to 0.
+    """Learning rate of optimizer step `step` (0 is the first): linear warm-up over `warmup` steps,
+    then a cosine to 0.
 
     The cosine is that of SGDR without restarts (Loshchilov and Hutter, arXiv:1608.03983, eq. 5).
     """
@@ -15,7 +17,8 @@ def learning_rate(step: int, *, peak: float, warmup: int, total: int) -> float:
 
 
 def ema_decay(step: int, *, decay: float) -> float:
-    """Decay of the moving average at optimizer step `step`: small at first, so that the initial weights are forgotten.
+    """Decay of the moving average at optimizer step `step`: small at first, so that the initial
+    weights are forgotten.
 
     The ramp (1 + t) / (10 + t) is that of TensorFlow's ExponentialMovingAverage with num_updates.
     """

@@ -6,7 +6,8 @@ from types import FrameType
 
 
 class StopSignal:
-    """While entered, SIGTERM and SIGINT only set `number`. A second one ends the process at once, without a save."""
+    """While entered, SIGTERM and SIGINT only set `number`. A second one ends the process at once,
+    without a save."""
 
     def __init__(self) -> None:
         self.number: int | None = None
@@ -30,7 +31,8 @@ class StopSignal:
 
 
 def ignore_stop_signals(worker: int = 0) -> None:
-    """For loader workers: torchrun and a terminal signal the whole process group, and a worker that dies of it would
-    take the training process with it before its checkpoint is written. They end with their parent."""
+    """For loader workers: torchrun and a terminal signal the whole process group, and a worker that
+    dies of it would take the training process with it before its checkpoint is written. They end
+    with their parent."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,4 +1,5 @@
-"""What a run consists of between two steps: all that is saved, and built from the settings before it is loaded."""
+"""What a run consists of between two steps: all that is saved, and built from the settings before
+it is loaded."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -36,13 +37,17 @@ class Progress:
 class TrainState:
     """Model, optimizer, EMA, precision and progress of this process."""
 
-    def __init__(self, config: TrainConfig, task: Task, steps_per_epoch: int, processes: Processes) -> None:
+    def __init__(
+        self, config: TrainConfig, task: Task, steps_per_epoch: int, processes: Processes
+    ) -> None:
         """As at the start of a run. Raises ConfigError for settings that cannot be."""
         self.config, self.steps_per_epoch, self.processes = config, steps_per_epoch, processes
         self.precision = resolve_precision(config.precision, processes.device)
         self.precision.configure()
         torch.manual_seed(config.run.seed)  # the same initial weights in all processes
-        self.memory_format = torch.channels_last if config.model.channels_last else torch.contiguous_format
+        self.memory_format = (
+            torch.channels_last if config.model.channels_last else torch.contiguous_format
+        )
         self.model = build_model(config.model_name, task).to(processes.device)
         self.model.to(memory_format=self.memory_format)  # type: ignore[call-overload]  # torch's stub lacks it
         require_fp32(self.model)
@@ -53,13 +58,15 @@ class TrainState:
         self.progress = Progress()
 
     def share_buffers(self) -> None:
-        """Rank 0's BatchNorm statistics for all: they are what a checkpoint holds, and what is to be validated."""
+        """Rank 0's BatchNorm statistics for all: they are what a checkpoint holds, and what is to
+        be validated."""
         self.processes.share(list(self.model.buffers()))
         if self.ema is not None:
             self.processes.share(list(self.ema.model.buffers()))
 
     def state_dict(self) -> dict[str, object]:
-        """All that the next steps depend on, as tensors and plain types. All processes call this."""
+        """All that the next steps depend on, as tensors and plain types. All processes call
+        this."""
         self.share_buffers()
         return {
             "model": self.model.state_dict(),
@@ -75,7 +82,8 @@ class TrainState:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> list[str]:
-        """Continue from `state_dict()`. Returns sentences about what is not as it was; ConfigError if it cannot."""
+        """Continue from `state_dict()`. Returns sentences about what is not as it was; ConfigError
+        if it cannot."""
         messages = check_changes(state["config"], flatten(self.config))
         messages += check_world_size(
             state["world_size"],
@@ -86,7 +94,10 @@ class TrainState:
         self.model.load_state_dict(state["model"])
         if self.ema is not None:
             self.ema.model.load_state_dict(state["ema"])
-        settings = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
+        settings = [
+            {k: v for k, v in group.items() if k != "params"}
+            for group in self.optimizer.param_groups
+        ]
         self.optimizer.load_state_dict(state["optimizer"])
         for group, setting in zip(self.optimizer.param_groups, settings, strict=True):
             group.update(setting)  # those of today, which are announced if they changed

@@ -1,4 +1,5 @@
-"""One optimizer step in mixed precision: what it does, and how one learns what it did without making the host wait."""
+"""One optimizer step in mixed precision: what it does, and how one learns what it did without
+making the host wait."""
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
@@ -21,8 +22,9 @@ class MicroBatch:
     labels: Tensor
     """int64, (n,)."""
     share: float
-    """Weight of this part's mean loss in the step's: its images over the step's, times the number of processes,
-    because DDP takes the mean over these. Right also where the last window of an epoch is a short one."""
+    """Weight of this part's mean loss in the step's: its images over the step's, times the number
+    of processes, because DDP takes the mean over these. Right also where the last window of an
+    epoch is a short one."""
     last: bool
     """Whether the step's gradients are complete with this one."""
 
@@ -44,7 +46,8 @@ class StepOutcome:
 
 
 class PendingOutcome:
-    """A StepOutcome still on the device. `read()` waits until this step, but nothing queued after it, is done."""
+    """A StepOutcome still on the device. `read()` waits until this step, but nothing queued after
+    it, is done."""
 
     def __init__(self, found_inf: Tensor, values: Tensor, names: Sequence[str]) -> None:
         self.found_inf = found_inf
@@ -73,8 +76,9 @@ class PendingOutcome:
 class BufferGuard:
     """Puts a model's buffers back after a skipped step.
 
-    The forward pass of a step that overflows has already written inf into BatchNorm's running statistics, where it
-    would stay for ever (pytorch#90342). The choice between old and new is made on the device.
+    The forward pass of a step that overflows has already written inf into BatchNorm's running
+    statistics, where it would stay for ever (pytorch#90342). The choice between old and new is made
+    on the device.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -92,8 +96,12 @@ class BufferGuard:
     def restore(self, found_inf: Tensor) -> None:
         """The remembered values where `found_inf` (0-d) is not 0."""
         for group, saved in zip(self._groups, self._saved, strict=True):
-            kept = torch.where(found_inf != 0, saved, _flat(group)).split([buffer.numel() for buffer in group])
-            torch._foreach_copy_(group, [part.view_as(buffer) for part, buffer in zip(kept, group, strict=True)])
+            kept = torch.where(found_inf != 0, saved, _flat(group)).split(
+                [buffer.numel() for buffer in group]
+            )
+            torch._foreach_copy_(
+                group, [part.view_as(buffer) for part, buffer in zip(kept, group, strict=True)]
+            )
         self._saved = []
 
     def undo(self) -> None:
@@ -117,10 +125,11 @@ def amp_step(
     learning_rate: Callable[[], float],
     clip_norm: float | None = None,
 ) -> PendingOutcome:
-    """One optimizer step over the micro-batches. If a gradient is not finite nothing moves, in any precision.
+    """One optimizer step over the micro-batches. If a gradient is not finite nothing moves, in any
+    precision.
 
-    `learning_rate` is asked as late as can be, when this step's work is already queued: it may have to wait for the
-    outcome of the step before, and the device then has work for that time.
+    `learning_rate` is asked as late as can be, when this step's work is already queued: it may have
+    to wait for the outcome of the step before, and the device then has work for that time.
     """
     optimizer.zero_grad(set_to_none=True)
     guard.save()
@@ -151,12 +160,23 @@ def amp_step(
     guard.restore(found_inf)
 
     first = torch.isfinite(norms).logical_not().float().argmax()
-    values = [found_inf, scale_before, precision.loss_scale, grad_norm, torch.stack(losses).sum(), first]
+    values = [
+        found_inf,
+        scale_before,
+        precision.loss_scale,
+        grad_norm,
+        torch.stack(losses).sum(),
+        first,
+    ]
     return PendingOutcome(found_inf, torch.stack([value.double() for value in values]), names)
 
 
 def _gradients(model: nn.Module) -> tuple[list[str], list[Tensor]]:
     """Names and gradients of the parameters that have one, in the model's order."""
     module = model.module if isinstance(model, DistributedDataParallel) else model
-    pairs = [(name, parameter.grad) for name, parameter in module.named_parameters() if parameter.grad is not None]
+    pairs = [
+        (name, parameter.grad)
+        for name, parameter in module.named_parameters()
+        if parameter.grad is not None
+    ]
     return [name for name, _ in pairs], [gradient for _, gradient in pairs]

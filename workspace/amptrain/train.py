@@ -35,10 +35,12 @@ NEVER = 2**62
 
 
 class Trainer:
-    """One process of a run: built from its settings, continued from its newest checkpoint, trained by `fit()`."""
+    """One process of a run: built from its settings, continued from its newest checkpoint, trained
+    by `fit()`."""
 
     def __init__(self, config: TrainConfig, processes: Processes, stop: StopSignal) -> None:
-        """Raises ConfigError for settings that cannot be, CheckpointError where no checkpoint can be read."""
+        """Raises ConfigError for settings that cannot be, CheckpointError where no checkpoint can
+        be read."""
         self.config, self.processes, self.stop = config, processes, stop
         torch.backends.cudnn.benchmark = not config.run.deterministic
         torch.use_deterministic_algorithms(config.run.deterministic)
@@ -52,7 +54,9 @@ class Trainer:
             world_size=processes.world_size,
         )
         self.total_steps = min(optim.epochs * self.order.steps_per_epoch, optim.max_steps or NEVER)
-        self.warmup_steps = min(round(optim.warmup_epochs * self.order.steps_per_epoch), self.total_steps // 2)
+        self.warmup_steps = min(
+            round(optim.warmup_epochs * self.order.steps_per_epoch), self.total_steps // 2
+        )
         self.loss = nn.CrossEntropyLoss(label_smoothing=optim.label_smoothing)
         self.state = TrainState(config, self.task, self.order.steps_per_epoch, processes)
         self.store = CheckpointStore(config.run_dir / "checkpoints", config.run.keep)
@@ -61,14 +65,26 @@ class Trainer:
         if config.model.compile:
             self.state.model.compile()  # in place, so that names in checkpoints stay the same
         self.parallel = processes.wrap(self.state.model)
-        if processes.device.type == "cpu" and self.order.micro_batch * math.prod(self.task.shape) < 2**14:
-            torch.set_num_threads(1)  # for so little work waking threads takes longer: digits are 4 times slower with 2
+        if (
+            processes.device.type == "cpu"
+            and self.order.micro_batch * math.prod(self.task.shape) < 2**14
+        ):
+            torch.set_num_threads(
+                1
+            )  # for so little work waking threads takes longer: digits are 4 times slower with 2
         if processes.is_main:
             save_yaml(config, config.run_dir / "config.yaml")
-        self.log = RunLog(config.run_dir, self.total_steps, processes.is_main, start_step=self.state.progress.step)
-        for text in [*introduction(config, self.task, self.order, self.state, self.feed.workers), *messages]:
+        self.log = RunLog(
+            config.run_dir, self.total_steps, processes.is_main, start_step=self.state.progress.step
+        )
+        for text in [
+            *introduction(config, self.task, self.order, self.state, self.feed.workers),
+            *messages,
+        ]:
             self.log.message(text)
-        self.monitor = watch(config, self.state.precision, self.feed.workers, processes, self.log.message)
+        self.monitor = watch(
+            config, self.state.precision, self.feed.workers, processes, self.log.message
+        )
         self.window = WindowMeter(processes)
         self.saved_step = self.state.progress.step
         self.pending: PendingOutcome | None = None
@@ -76,7 +92,8 @@ class Trainer:
         self.advised = False
 
     def fit(self) -> bool:
-        """Train to the last step. False if a signal asked to stop before; a checkpoint is then written."""
+        """Train to the last step. False if a signal asked to stop before; a checkpoint is then
+        written."""
         progress, run = self.state.progress, self.config.run
         self.feed.open(progress.step, self.total_steps, self.log)
         self.batches = iter(self.feed.training)
@@ -134,17 +151,21 @@ class Trainer:
             yield MicroBatch(images=images, labels=labels, share=share, last=number == len(plan))
 
     def _learning_rate(self) -> float:
-        """Of the step being made. Whether the one before was skipped decides its place in the schedule."""
+        """Of the step being made. Whether the one before was skipped decides its place in the
+        schedule."""
         self._settle()
         step = self.state.progress.optimizer_steps
-        self.lr = learning_rate(step, peak=self.config.optim.lr, warmup=self.warmup_steps, total=self.total_steps)
+        self.lr = learning_rate(
+            step, peak=self.config.optim.lr, warmup=self.warmup_steps, total=self.total_steps
+        )
         return self.lr
 
     def _settle(self) -> None:
         """Read the outcome of the last step, if that is not done yet.
 
-        The one place in the loop where the host waits for the device. From within the next step, whose forward and
-        backward pass are queued by then, it costs the device nothing. Before a log line or a save it is a real wait.
+        The one place in the loop where the host waits for the device. From within the next step,
+        whose forward and backward pass are queued by then, it costs the device nothing. Before a
+        log line or a save it is a real wait.
         """
         if self.pending is None:
             return
@@ -164,8 +185,13 @@ class Trainer:
         self._stop_on_collapse(outcome)
 
     def _stop_on_collapse(self, outcome: StepOutcome) -> None:
-        """Torch's scaler never stops: after some 160 skips its scale is 0, and the next step makes weights NaN."""
-        limits, progress, precision = self.config.precision, self.state.progress, self.state.precision
+        """Torch's scaler never stops: after some 160 skips its scale is 0, and the next step makes
+        weights NaN."""
+        limits, progress, precision = (
+            self.config.precision,
+            self.state.progress,
+            self.state.precision,
+        )
         if isinstance(precision, Fp16) and outcome.scale_after < limits.min_scale:
             why = f"the loss scale fell to {outcome.scale_after:g}, below --min-scale {limits.min_scale:g}"
         elif progress.consecutive_skips >= limits.max_consecutive_skips:
@@ -173,7 +199,9 @@ class Trainer:
         else:
             return
         self.state.guard.undo()  # the next step, within which this may be, has already run its forward pass
-        cause = diagnose(self.state.model, precision, self.judged_images, outcome.nonfinite_parameter)
+        cause = diagnose(
+            self.state.model, precision, self.judged_images, outcome.nonfinite_parameter
+        )
         raise TrainingError(f"Stopped at step {progress.step}: {why}. {cause}")
 
     def _close_window(self) -> None:
@@ -181,7 +209,9 @@ class Trainer:
         steps = self.window.steps
         if steps == 0:
             return
-        record = self.monitor.window(self.window.close(self.state.progress.step, self._epoch, self.lr))
+        record = self.monitor.window(
+            self.window.close(self.state.progress.step, self._epoch, self.lr)
+        )
         self.log.window(record)
         frequent = record.skips >= 3 and record.skips * 10 >= steps
         if frequent and isinstance(self.state.precision, Fp16) and not self.advised:
@@ -202,7 +232,8 @@ class Trainer:
         return at_end and step > self.state.progress.validated_step
 
     def _end_epoch(self) -> bool:
-        """Validate and save. False if asked to stop meanwhile; the run that continues this one then validates."""
+        """Validate and save. False if asked to stop meanwhile; the run that continues this one then
+        validates."""
         self._settle()
         state, progress = self.state, self.state.progress
         state.share_buffers()
@@ -246,11 +277,14 @@ class Trainer:
             raise TrainingError(
                 "Stopped as asked, but this step's checkpoint could not be written. The one before is there."
             )
-        self.log.message(f"Stopped as asked at step {self.state.progress.step}. The same command continues from there.")
+        self.log.message(
+            f"Stopped as asked at step {self.state.progress.step}. The same command continues from there."
+        )
         return False
 
     def save(self) -> bool:
-        """Write a checkpoint. False if that failed, which is said; the run can go on. All processes call this."""
+        """Write a checkpoint. False if that failed, which is said; the run can go on. All processes
+        call this."""
         began = time.perf_counter()
         self._settle()
         self._seconds()
@@ -278,7 +312,9 @@ class Trainer:
     def _continue(self) -> list[str]:
         """Load the newest checkpoint, which rank 0 reads for all. Returns sentences about it."""
         loaded = self.store.load_latest() if self.processes.is_main else None
-        found = self.processes.from_main(None if loaded is None else (loaded.state, loaded.messages, str(loaded.path)))
+        found = self.processes.from_main(
+            None if loaded is None else (loaded.state, loaded.messages, str(loaded.path))
+        )
         if found is None:
             return []
         state, messages, path = found
@@ -288,12 +324,15 @@ class Trainer:
 
 
 def train(config: TrainConfig) -> int:
-    """Run to the end, or continue a run. Returns the exit code: 0, or 128 and the signal that asked to stop.
+    """Run to the end, or continue a run. Returns the exit code: 0, or 128 and the signal that asked
+    to stop.
 
     Raises ConfigError, CheckpointError and TrainingError, whose texts are for the user.
     """
     if config.run.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when CUDA starts
+        os.environ.setdefault(
+            "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+        )  # cuBLAS reads it when CUDA starts
     with StopSignal() as stop:
         processes = Processes(config.run.device)
         with alone_in(config.run_dir, processes.is_main):
@@ -306,7 +345,9 @@ def train(config: TrainConfig) -> int:
             except RuntimeError as error:
                 if processes.peer_lost(error):
                     raise processes.lost(error) from error
-                if "DataLoader" in str(error):  # raised wherever the loop is, by torch's handler of SIGCHLD
+                if "DataLoader" in str(
+                    error
+                ):  # raised wherever the loop is, by torch's handler of SIGCHLD
                     raise TrainingError(
                         f"A loader worker died or hangs ({error}). If memory ran out, lower --workers or --prefetch."
                     ) from error

@@ -1,4 +1,5 @@
-"""Random changes of training images. Each is a pure function of an image and a generator made for that image alone."""
+"""Random changes of training images. Each is a pure function of an image and a generator made for
+that image alone."""
 
 import math
 
@@ -13,8 +14,9 @@ Pixels = NDArray[np.uint8]
 def sample_rng(seed: int, epoch: int, index: int) -> np.random.Generator:
     """The random numbers of image `index` in epoch `epoch`.
 
-    A counter-based generator: the same in whichever worker, after whatever came before, so a resumed run augments
-    exactly as the run that was never stopped. Worker seeds differ with the number of workers (pytorch#7209).
+    A counter-based generator: the same in whichever worker, after whatever came before, so a
+    resumed run augments exactly as the run that was never stopped. Worker seeds differ with the
+    number of workers (pytorch#7209).
     """
     return np.random.Generator(np.random.Philox(key=[seed, epoch], counter=[0, 0, 0, index]))
 
@@ -23,7 +25,9 @@ def shift(image: Pixels, most: int, rng: np.random.Generator) -> Pixels:
     """Move the image by up to `most` pixels each way, filling with zeros."""
     channels, height, width = image.shape
     y, x = rng.integers(0, 2 * most + 1, 2)
-    padded = np.zeros((channels, height + 2 * most, width + 2 * most), image.dtype)  # np.pad takes 20 times as long
+    padded = np.zeros(
+        (channels, height + 2 * most, width + 2 * most), image.dtype
+    )  # np.pad takes 20 times as long
     padded[:, most : most + height, most : most + width] = image
     return padded[:, y : y + height, x : x + width]
 
@@ -34,7 +38,8 @@ def flip(image: Pixels, rng: np.random.Generator) -> Pixels:
 
 
 def random_resized_crop(image: Image.Image, size: int, rng: np.random.Generator) -> Image.Image:
-    """A random part of 8 % to 100 % of the area, its sides at 3:4 to 4:3, as a square of `size` pixels.
+    """A random part of 8 % to 100 % of the area, its sides at 3:4 to 4:3, as a square of `size`
+    pixels.
 
     The distribution is that of Inception (Szegedy et al., arXiv:1409.4842, section 6).
     """
@@ -50,7 +55,8 @@ def random_resized_crop(image: Image.Image, size: int, rng: np.random.Generator)
 
 
 def center_crop(image: Image.Image, size: int, zoom: float = 256 / 224) -> Image.Image:
-    """The middle of the image as a square of `size` pixels, cut from a shorter side of `size * zoom` pixels."""
+    """The middle of the image as a square of `size` pixels, cut from a shorter side of `size *
+    zoom` pixels."""
     width, height = image.size
     side = min(width, height) / zoom
     x, y = (width - side) / 2, (height - side) / 2

@@ -21,11 +21,12 @@ def validate(
     processes: Processes,
     stop_asked: Callable[[], bool],
 ) -> tuple[float, float] | None:
-    """(mean loss, accuracy) over the images of all processes, each counted once; None if asked to stop.
+    """(mean loss, accuracy) over the images of all processes, each counted once; None if asked to
+    stop.
 
-    Under the same autocast as training: in FP32 it would be slow, and measure another model. `most` is the number of
-    batches of the process that has the most; all ask for a stop that often, so that none waits for an answer alone.
-    Sums are FP64, on the device until the end.
+    Under the same autocast as training: in FP32 it would be slow, and measure another model. `most`
+    is the number of batches of the process that has the most; all ask for a stop that often, so
+    that none waits for an answer alone. Sums are FP64, on the device until the end.
     """
     model.eval()
     totals = torch.zeros(3, dtype=torch.float64, device=processes.device)
@@ -39,6 +40,8 @@ def validate(
                     logits = model(images)
                 loss = cross_entropy(logits.float(), labels, reduction="none")
                 correct = (logits.argmax(1) == labels).double().sum()
-                totals += torch.stack([loss.double().sum(), correct, torch.ones_like(correct) * len(labels)])
+                totals += torch.stack(
+                    [loss.double().sum(), correct, torch.ones_like(correct) * len(labels)]
+                )
     loss_sum, right, count = processes.sum(totals.tolist())
     return (loss_sum / count, right / count) if count else (float("nan"), float("nan"))

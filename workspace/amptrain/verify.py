@@ -1,4 +1,5 @@
-"""Show on the user's own settings that a killed run continues bit for bit: run, kill, resume, compare."""
+"""Show on the user's own settings that a killed run continues bit for bit: run, kill, resume,
+compare."""
 
 import dataclasses
 import json
@@ -25,11 +26,12 @@ STEPS = 40  # unless --max-steps says otherwise: enough to be killed in several 
 
 
 def verify_resume(config: TrainConfig) -> int:
-    """Train twice with `config`, the second time with SIGKILL at random moments, and compare all that was saved.
+    """Train twice with `config`, the second time with SIGKILL at random moments, and compare all
+    that was saved.
 
-    Takes `--max-steps` steps, 40 by default, on one process and with deterministic kernels. Returns 0 if weights, EMA,
-    optimizer, loss scale and random generators are identical, else 1. Raises ConfigError, and TrainingError if a run
-    fails by itself.
+    Takes `--max-steps` steps, 40 by default, on one process and with deterministic kernels. Returns
+    0 if weights, EMA, optimizer, loss scale and random generators are identical, else 1. Raises
+    ConfigError, and TrainingError if a run fails by itself.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError("verify-resume starts its runs by itself: call it without torchrun.")
@@ -39,10 +41,17 @@ def verify_resume(config: TrainConfig) -> int:
             f"--max-steps {steps} leaves nothing to continue; verify-resume needs {FEWEST_STEPS} or more."
         )
     folder = config.run.runs / f"verify-resume-{os.getpid()}"
-    run = dataclasses.replace(config.run, runs=folder, config=None, deterministic=True, save_every=max(1, steps // 8))
-    config = dataclasses.replace(config, run=run, optim=dataclasses.replace(config.optim, max_steps=steps))
+    run = dataclasses.replace(
+        config.run, runs=folder, config=None, deterministic=True, save_every=max(1, steps // 8)
+    )
+    config = dataclasses.replace(
+        config, run=run, optim=dataclasses.replace(config.optim, max_steps=steps)
+    )
     folder.mkdir(parents=True)
-    print(f"verify-resume: {steps} steps without a stop, then the same with {KILLS} kills, in {folder}", flush=True)
+    print(
+        f"verify-resume: {steps} steps without a stop, then the same with {KILLS} kills, in {folder}",
+        flush=True,
+    )
     whole, killed = named(config, "whole"), named(config, "killed")
     seconds = run_to_end(whole)
     for number in range(1, KILLS + 1):
@@ -55,7 +64,9 @@ def verify_resume(config: TrainConfig) -> int:
     if differing:
         print(f"NOT the same: {', '.join(differing)}. Both runs are kept in {folder}.")
         return 1
-    print("The same, bit for bit: weights, EMA, optimizer, loss scale, random generators, progress.")
+    print(
+        "The same, bit for bit: weights, EMA, optimizer, loss scale, random generators, progress."
+    )
     shutil.rmtree(folder)
     return 0
 
@@ -73,10 +84,13 @@ def settings_of(config: TrainConfig) -> Path:
 
 
 def start(config: TrainConfig) -> "subprocess.Popen[bytes]":
-    """`amptrain train` as a process of its own; what it says goes into a log beside its settings."""
+    """`amptrain train` as a process of its own; what it says goes into a log beside its
+    settings."""
     command = [sys.executable, "-m", "amptrain", "train", "--config", str(settings_of(config))]
     with settings_of(config).with_suffix(".log").open("ab") as log:
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
 
 
 def run_to_end(config: TrainConfig) -> float:
@@ -87,7 +101,8 @@ def run_to_end(config: TrainConfig) -> float:
 
 
 def kill_once(config: TrainConfig, number: int, seconds: float) -> None:
-    """Start or continue the run, and kill it somewhere within `seconds` after its next checkpoint."""
+    """Start or continue the run, and kill it somewhere within `seconds` after its next
+    checkpoint."""
     before = newest(config)
     process = start(config)
     try:
@@ -104,15 +119,20 @@ def kill_once(config: TrainConfig, number: int, seconds: float) -> None:
 
 def newest(config: TrainConfig) -> str:
     """The name of the newest checkpoint; empty if there is none."""
-    return max((path.name for path in (config.run_dir / "checkpoints").glob("step-*.pt")), default="")
+    return max(
+        (path.name for path in (config.run_dir / "checkpoints").glob("step-*.pt")), default=""
+    )
 
 
 def require_alive(config: TrainConfig, code: int | None) -> None:
-    """Raise TrainingError with the end of its log if a run failed; to be done before it was killed is no failure."""
+    """Raise TrainingError with the end of its log if a run failed; to be done before it was killed
+    is no failure."""
     if code:
         log = settings_of(config).with_suffix(".log")
         tail = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
-        raise TrainingError(f"A run of verify-resume ended with exit code {code}. Its log {log} ends with:\n{tail}")
+        raise TrainingError(
+            f"A run of verify-resume ended with exit code {code}. Its log {log} ends with:\n{tail}"
+        )
 
 
 def result(config: TrainConfig) -> dict[str, Any]:
@@ -125,21 +145,35 @@ def last_state(config: TrainConfig) -> dict[str, Any]:
     loaded = CheckpointStore(config.run_dir / "checkpoints").load_latest()
     if loaded is None:
         raise TrainingError(f"The run {config.run_dir} left no checkpoint.")
-    state: dict[str, Any] = {name: value for name, value in loaded.state.items() if name != "config"}
+    state: dict[str, Any] = {
+        name: value for name, value in loaded.state.items() if name != "config"
+    }
     state["progress"] = {**state["progress"], "seconds": 0.0}
     return state
 
 
 def differences(one: Any, other: Any, path: str = "") -> list[str]:
-    """Where two states differ in a bit: the paths of tensors and numbers, such as `model.fc.weight`."""
+    """Where two states differ in a bit: the paths of tensors and numbers, such as
+    `model.fc.weight`."""
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         return [] if identical(one, other) else [path]
     if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
-        return [found for key in one for found in differences(one[key], other[key], f"{path}.{key}".lstrip("."))]
+        return [
+            found
+            for key in one
+            for found in differences(one[key], other[key], f"{path}.{key}".lstrip("."))
+        ]
     if isinstance(one, list | tuple) and isinstance(other, list | tuple) and len(one) == len(other):
         pairs = enumerate(zip(one, other, strict=True))
-        return [found for number, pair in pairs for found in differences(*pair, f"{path}[{number}]")]
-    both_nan = isinstance(one, float) and isinstance(other, float) and math.isnan(one) and math.isnan(other)
+        return [
+            found for number, pair in pairs for found in differences(*pair, f"{path}[{number}]")
+        ]
+    both_nan = (
+        isinstance(one, float)
+        and isinstance(other, float)
+        and math.isnan(one)
+        and math.isnan(other)
+    )
     return [] if one == other or both_nan else [path]
 
 

@@ -42,7 +42,8 @@ class WindowMeter:
             self.grad_norm = outcome.grad_norm
 
     def close(self, step: int, epoch: int, lr: float) -> Window:
-        """The window that ends with `step`; the next one starts. All processes call this: losses are averaged."""
+        """The window that ends with `step`; the next one starts. All processes call this: losses
+        are averaged."""
         elapsed = time.perf_counter() - self.started
         losses, waited = self.processes.sum([self.losses, self.waited])
         moved = self.steps - len(self.skipped_steps)

@@ -1,4 +1,5 @@
-"""Train on the digits under CPU autocast; check the dtype of every step's tensors and print the losses as JSON."""
+"""Train on the digits under CPU autocast; check the dtype of every step's tensors and print the
+losses as JSON."""
 
 import json
 import sys
@@ -27,7 +28,9 @@ for _ in range(60):
     scaler.scale(loss).backward()
     assert output.dtype is dtype
     assert hidden.dtype is dtype
-    assert all(p.dtype is torch.float32 and p.grad.dtype is torch.float32 for p in model.parameters())
+    assert all(
+        p.dtype is torch.float32 and p.grad.dtype is torch.float32 for p in model.parameters()
+    )
     scaler.step(optimizer)
     scaler.update()
     losses.append(loss.item())

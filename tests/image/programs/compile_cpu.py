@@ -1,4 +1,5 @@
-"""Compile a model with inductor, compare it to eager in both directions, and print the libraries it built."""
+"""Compile a model with inductor, compare it to eager in both directions, and print the libraries it
+built."""
 
 import getpass
 import os
@@ -10,7 +11,9 @@ cache = os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp()
 import torch  # behind the folder, which inductor reads at import
 from torch import nn
 
-assert getpass.getuser() == "dev"  # inductor names its cache folder so, and fails for a uid without a name
+assert (
+    getpass.getuser() == "dev"
+)  # inductor names its cache folder so, and fails for a uid without a name
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(16, 32), nn.GELU())
 inputs = torch.randn(8, 16, requires_grad=True)

@@ -19,9 +19,14 @@ with tempfile.TemporaryDirectory() as folder:
     source = f"{folder}/twice.cpp"
     with open(source, "w") as file:
         file.write(SOURCE)
-    # The headers alone take 30 s to compile at -O2; a user's setup.py would do the same with any options.
+    # The headers alone take 30 s to compile at -O2; a user's setup.py would do the same with any
+    # options.
     module = cpp_extension.load(
-        "twice_extension", [source], build_directory=folder, extra_cflags=["-O0", "-fopenmp"], extra_ldflags=["-lgomp"]
+        "twice_extension",
+        [source],
+        build_directory=folder,
+        extra_cflags=["-O0", "-fopenmp"],
+        extra_ldflags=["-lgomp"],
     )
     values = torch.arange(1000, dtype=torch.float32)
     assert torch.equal(module.twice(values), values * 2)

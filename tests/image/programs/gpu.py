@@ -1,4 +1,5 @@
-"""On a real GPU: convolution in fp16 and bf16 by autocast, a loss that falls, the right cuDNN, a compiled kernel."""
+"""On a real GPU: convolution in fp16 and bf16 by autocast, a loss that falls, the right cuDNN, a
+compiled kernel."""
 
 from pathlib import Path
 
@@ -10,7 +11,13 @@ torch.manual_seed(0)
 images = torch.randn(256, 3, 32, 32, device="cuda")
 labels = torch.randint(10, (256,), device="cuda")
 for dtype in (torch.float16, torch.bfloat16):
-    layers = nn.Conv2d(3, 32, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(512, 10)
+    layers = (
+        nn.Conv2d(3, 32, 3),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(4),
+        nn.Flatten(),
+        nn.Linear(512, 10),
+    )
     model = nn.Sequential(*layers).cuda()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scaler = torch.amp.GradScaler("cuda", enabled=dtype is torch.float16)
@@ -30,7 +37,9 @@ for dtype in (torch.float16, torch.bfloat16):
 
 maps = Path("/proc/self/maps").read_text().splitlines()
 cudnn = {line.split()[-1] for line in maps if "cudnn" in line}
-assert any("libcudnn_engines" in path for path in cudnn), cudnn  # opened by name at the first convolution
+assert any("libcudnn_engines" in path for path in cudnn), (
+    cudnn
+)  # opened by name at the first convolution
 assert all("/site-packages/nvidia/cudnn/lib/" in path for path in cudnn), cudnn
 
 compiled = torch.compile(lambda x: torch.sin(x) + torch.cos(x))

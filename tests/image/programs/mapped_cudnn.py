@@ -1,4 +1,5 @@
-"""Print as JSON which cuDNN files this process has mapped once torch has asked it for its version."""
+"""Print as JSON which cuDNN files this process has mapped once torch has asked it for its
+version."""
 
 import json
 from pathlib import Path

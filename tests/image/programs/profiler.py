@@ -20,4 +20,6 @@ assert {"step", "aten::addmm"} <= names, names
 with tempfile.TemporaryDirectory() as folder:
     trace = Path(folder) / "trace.json"
     profiler.export_chrome_trace(str(trace))
-    assert any(event.get("name") == "aten::addmm" for event in json.loads(trace.read_text())["traceEvents"])
+    assert any(
+        event.get("name") == "aten::addmm" for event in json.loads(trace.read_text())["traceEvents"]
+    )

@@ -1,4 +1,5 @@
-"""Write scalars as a training run does, start TensorBoard on them, and ask its server for the values."""
+"""Write scalars as a training run does, start TensorBoard on them, and ask its server for the
+values."""
 
 import json
 import socket

@@ -1,4 +1,5 @@
-"""Compile a Triton kernel for a GPU that isn't there (argument: 80 or 90) and print what the cubin is made for."""
+"""Compile a Triton kernel for a GPU that isn't there (argument: 80 or 90) and print what the cubin
+is made for."""
 
 import struct
 import sys
@@ -21,7 +22,13 @@ def add(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
 
 
 capability = int(sys.argv[1])
-signature = {"x_ptr": "*fp16", "y_ptr": "*fp16", "out_ptr": "*fp16", "n": "i32", "BLOCK": "constexpr"}
+signature = {
+    "x_ptr": "*fp16",
+    "y_ptr": "*fp16",
+    "out_ptr": "*fp16",
+    "n": "i32",
+    "BLOCK": "constexpr",
+}
 source = ASTSource(fn=add, signature=signature, constants={"BLOCK": 1024})
 cubin = triton.compile(source, target=GPUTarget("cuda", capability, 32)).asm["cubin"]
 

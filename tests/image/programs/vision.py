@@ -12,7 +12,9 @@ from torchvision.transforms import v2
 boxes = torch.tensor([[0.0, 0, 10, 10], [1, 1, 11, 11], [50, 50, 60, 60]])
 assert nms(boxes, torch.tensor([0.9, 0.8, 0.7]), 0.5).tolist() == [0, 2]
 
-image = torch.arange(3 * 32 * 32, dtype=torch.int32).remainder(256).to(torch.uint8).reshape(3, 32, 32)
+image = (
+    torch.arange(3 * 32 * 32, dtype=torch.int32).remainder(256).to(torch.uint8).reshape(3, 32, 32)
+)
 assert torch.equal(decode_image(encode_png(image)), image)
 assert decode_image(encode_jpeg(image), ImageReadMode.GRAY).shape == (1, 32, 32)
 
