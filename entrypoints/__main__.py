@@ -16,17 +16,17 @@ sys.path[0] = str(
 )  # so that modules are `entrypoints.…` here as in the tests
 
 from entrypoints import (  # noqa: E402
-    doctor,
     environment,
     health,
     identity,
-    jupyter,
     limits,
     program,
-    ssh,
     workspace,
 )
+from entrypoints.doctor import report as doctor  # noqa: E402
+from entrypoints.doctor.gpu_watch import record_gpus  # noqa: E402
 from entrypoints.errors import EntrypointError, say  # noqa: E402
+from entrypoints.modes import jupyter, ssh  # noqa: E402
 
 
 def main(arguments: list[str]) -> int:
@@ -59,7 +59,7 @@ def start(arguments: list[str]) -> int:
     limits.limit_threads(variables)
     who = identity.decide(variables)
     identity.make_run_folder()
-    doctor.record_gpus()
+    record_gpus()
     identity.name_user(who)
     identity.own_home(who)
     if serves_jupyter or serves_ssh or mode == "train":

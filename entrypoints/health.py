@@ -6,7 +6,7 @@ import ssl
 import urllib.request
 from pathlib import Path
 
-from entrypoints.checks.gpu_watch import gpu_lost
+from entrypoints.doctor.gpu_watch import gpu_lost
 from entrypoints.errors import say
 from entrypoints.paths import MODE
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from entrypoints import doctor
-from entrypoints.checks import memory, network, pytorch, security, storage
-from entrypoints.checks.finding import Finding, Severity, gibibytes
+from entrypoints.doctor import memory, network, pytorch, security, storage
+from entrypoints.doctor import report as doctor
+from entrypoints.doctor.finding import Finding, Severity, gibibytes
 from tests.support import ROOT, free_port
 
 
@@ -70,7 +70,7 @@ def test_a_slow_disk_is_told_with_the_time_it_took(tmp_path: Path) -> None:
 # child.
 ADOPTING = """
 import ctypes, os, sys
-from entrypoints.checks.security import reaps
+from entrypoints.doctor.security import reaps
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
 child = os.fork()
 if child == 0:
@@ -220,7 +220,7 @@ def test_sizes_for_a_person() -> None:
 
 def test_open_files_follow_this_process() -> None:
     script = (
-        "import resource; from entrypoints.checks.memory import open_files;"
+        "import resource; from entrypoints.doctor.memory import open_files;"
         "resource.setrlimit(resource.RLIMIT_NOFILE, ({}, {})); print(open_files().severity)"
     )
     for soft, hard, severity in ((1024, 1024, "warning"), (1024, 8192, "note"), (8192, 8192, "ok")):

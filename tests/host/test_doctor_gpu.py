@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from entrypoints.checks import gpu, gpu_watch
-from entrypoints.checks.finding import Finding
+from entrypoints.doctor import gpu, gpu_watch
+from entrypoints.doctor.finding import Finding
 
 
 class FakeError(Exception):

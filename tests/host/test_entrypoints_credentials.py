@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from entrypoints import environment, ssh
+from entrypoints import environment
 from entrypoints.authorized_keys import checked
 from entrypoints.credentials import NAMES, credential, new_password, new_token
 from entrypoints.errors import EntrypointError
+from entrypoints.modes import ssh
 
 
 @pytest.fixture(scope="module")

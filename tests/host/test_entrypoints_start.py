@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from entrypoints import environment, health, identity, jupyter, limits, program, ssh
+from entrypoints import environment, health, identity, limits, program
 from entrypoints.errors import EntrypointError
+from entrypoints.modes import jupyter, ssh
 
 
 def cgroup(folder: Path, files: dict[str, str]) -> Path:

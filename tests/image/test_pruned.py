@@ -24,7 +24,7 @@ LEFT_OUT = {
     "-path '*/triton/*' -type f -name 'libcupti.so*'": "test_triton_finds_cupti",
     "-path '*/site-packages/*' -type d -name tests": "test_every_package_can_be_imported",
     "-path '*/tensorboard_data_server/bin/server'": "test_tensorboard_serves_an_event_file",
-    "-path '/opt/venv/*' -name '*.js.map'": "tests/modes, JupyterLab in a browser",
+    "-path '/opt/venv/*' -name '*.js.map'": "tests/container, JupyterLab in a browser",
 }
 
 

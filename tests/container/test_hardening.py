@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.modes.conftest import KeyPair, Ssh
-from tests.modes.test_compose import Project
-from tests.modes.test_jupyter import run_in_kernel
+from tests.container.conftest import KeyPair, Ssh
+from tests.container.test_compose import Project
+from tests.container.test_jupyter import run_in_kernel
 from tests.support import ROOT, Container, docker, docker_process, make_folder, started, wait_until
 
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
@@ -183,7 +183,7 @@ def sshd(key: KeyPair) -> Iterator[Container]:
 
 def test_ssh_offers_what_the_policy_allows_and_nothing_else(sshd: Container) -> None:
     audit = str(Path(sys.executable).parent / "ssh-audit")
-    policy = str(ROOT / "tests/modes/ssh-audit.policy")
+    policy = str(ROOT / "tests/container/ssh-audit.policy")
     command = [audit, "--policy", policy, "--port", str(sshd.published(2222)), "127.0.0.1"]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 
 from tests.conftest import docker_has_gpu
-from tests.image.test_pip import make_wheel
-from tests.modes.devcontainer_cli import (
+from tests.container.devcontainer_cli import (
     UID,
     DevContainer,
     copy_repository,
     install_cli,
     read_config,
 )
-from tests.modes.gpu_engine import GpuEngine, running_engine
+from tests.container.gpu_engine import GpuEngine, running_engine
+from tests.image.test_pip import make_wheel
 from tests.support import CLIENT, IMAGE, ROOT, docker, make_folder
 
 pytestmark = pytest.mark.skipif(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoints.checks.gpu import ARCHITECTURES
+from entrypoints.doctor.gpu import ARCHITECTURES
 from tests.support import (
     IMAGE,
     Container,

@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 from entrypoints.environment import PERSONAL
-from tests.modes.test_jupyter import ARTICLE
+from tests.container.test_jupyter import ARTICLE
 from tests.support import ROOT, Container, free_port, started, wait_until
 
 CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from entrypoints import limits
-from entrypoints.checks.finding import Finding, gibibytes
+from entrypoints.doctor.finding import Finding, gibibytes
 
 MEMORY_NEEDED = (
     4 << 30

@@ -6,7 +6,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from entrypoints.checks.finding import Finding, gibibytes
+from entrypoints.doctor.finding import Finding, gibibytes
 from entrypoints.identity import Identity, mounted_workspace, mounts
 from entrypoints.paths import WORKSPACE
 

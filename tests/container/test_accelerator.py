@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from host.accelerator import find_accelerator
-from tests.modes.gpu_engine import STANDINS, GpuEngine, running_engine
+from tests.container.gpu_engine import STANDINS, GpuEngine, running_engine
 from tests.support import CLIENT, ROOT
 
 pytestmark = pytest.mark.skipif(

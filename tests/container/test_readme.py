@@ -145,7 +145,7 @@ OWN_SCRIPT = "docker run --rm --gpus all --shm-size 8g -v ./code:/workspace pyto
 # Run elsewhere, as the tests named here.
 ELSEWHERE = {
     "make test": "this run: .ci/run calls it, and it calls this test",
-    "JUPYTER_PORT=8889 docker compose up jupyter": "tests/modes/test_compose.py, with a port of its own",
+    "JUPYTER_PORT=8889 docker compose up jupyter": "tests/container/test_compose.py, with a port of its own",
     "torchrun --nproc-per-node=4 train_amp.py": "tests/training, with two processes",
     "amptrain verify-resume": "tests/training/test_resume.py",
     "amptrain plot runs/NAME": "tests/training/test_plot.py",

@@ -8,10 +8,10 @@ import struct
 from collections.abc import Mapping
 from pathlib import Path
 
-from entrypoints import jupyter, ssh
-from entrypoints.checks.finding import Finding
+from entrypoints.doctor.finding import Finding
 from entrypoints.errors import EntrypointError
 from entrypoints.health import ssh as listens
+from entrypoints.modes import jupyter, ssh
 from entrypoints.paths import MODE
 from entrypoints.program import require_free_port
 

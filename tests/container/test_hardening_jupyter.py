@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.modes.test_jupyter import OPTIONS, ask, token_of
+from tests.container.test_jupyter import OPTIONS, ask, token_of
 from tests.support import IMAGE, Container, docker, run_once, started
 
 REFUSED = [r"wrote error: '", r"Invalid credentials", r"Couldn't authenticate", r"_xsrf"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import docker_has_gpu
-from tests.modes.gpu_engine import GpuEngine, running_engine
+from tests.container.gpu_engine import GpuEngine, running_engine
 from tests.support import CLIENT, IMAGE, ROOT
 
 pytestmark = pytest.mark.skipif(

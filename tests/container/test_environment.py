@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.modes.conftest import KeyPair, Ssh
-from tests.modes.test_jupyter import ask, run_in_kernel
+from tests.container.conftest import KeyPair, Ssh
+from tests.container.test_jupyter import ask, run_in_kernel
 from tests.support import Container, run_once, started, wait_until
 
 AWKWARD = 'it\'s "quoted" $HOME `id` \\ and\nhas a second line'

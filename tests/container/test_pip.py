@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.container.conftest import KeyPair, Ssh
+from tests.container.test_compose import Project
+from tests.container.test_hardening import container_of
+from tests.container.test_jupyter import run_in_kernel
 from tests.image.test_pip import make_wheel
-from tests.modes.conftest import KeyPair, Ssh
-from tests.modes.test_compose import Project
-from tests.modes.test_hardening import container_of
-from tests.modes.test_jupyter import run_in_kernel
 from tests.support import ROOT, make_folder
 
 TOKEN = "token-of-the-pip-tests"

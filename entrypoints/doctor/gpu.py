@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from entrypoints.checks import gpu_watch
-from entrypoints.checks.finding import Finding
-from entrypoints.checks.nvml_errors import meaning
+from entrypoints.doctor import gpu_watch
+from entrypoints.doctor.finding import Finding
+from entrypoints.doctor.nvml_errors import meaning
 from entrypoints.paths import VENV
 
 # CUDA release notes, table "CUDA Toolkit and Corresponding Driver Versions": any 12.x runs from the

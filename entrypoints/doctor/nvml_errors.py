@@ -1,7 +1,7 @@
 """What NVML's errors mean in a container, and what mends each."""
 
-from entrypoints.checks.finding import Finding
-from entrypoints.checks.gpu_watch import REMEDY
+from entrypoints.doctor.finding import Finding
+from entrypoints.doctor.gpu_watch import REMEDY
 
 UTILITY = "-e NVIDIA_DRIVER_CAPABILITIES=compute,utility (the image's own value)"
 MEANINGS = {  # nvmlReturn_t of nvml.h: found, needed, do

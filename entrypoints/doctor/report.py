@@ -15,12 +15,9 @@ import threading
 from collections.abc import Callable, Sequence
 
 from entrypoints import identity
-from entrypoints.checks import gpu, memory, network, pytorch, security, storage
-from entrypoints.checks.finding import SEVERITIES, Finding
-from entrypoints.checks.gpu_watch import gpu_lost, record_gpus
+from entrypoints.doctor import gpu, memory, network, pytorch, security, storage
+from entrypoints.doctor.finding import SEVERITIES, Finding
 from entrypoints.errors import EntrypointError
-
-__all__ = ["brief", "gpu_lost", "main", "record_gpus"]
 
 BRIEF_S = 0.03  # what a GPU that sleeps may cost at start; its first use by torch wakes it anyway
 EXIT_CODES = {"ok": 0, "note": 0, "warning": 1, "error": 2}

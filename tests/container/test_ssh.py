@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.modes.conftest import CLIENT_OPTIONS, KeyPair, Ssh
+from tests.container.conftest import CLIENT_OPTIONS, KeyPair, Ssh
 from tests.support import Container, free_port, make_folder, run_once, started, wait_until
 
 OPTIONS = ["--shm-size=1g", "--publish=127.0.0.1::2222"]

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.modes.conftest import KeyPair, Ssh
-from tests.modes.test_compose import Project
-from tests.modes.test_hardening import container_of
-from tests.modes.test_jupyter import ask, run_in_kernel
+from tests.container.conftest import KeyPair, Ssh
+from tests.container.test_compose import Project
+from tests.container.test_hardening import container_of
+from tests.container.test_jupyter import ask, run_in_kernel
 from tests.support import IMAGE, ROOT, docker, make_folder, run_once
 
 TOKEN = "a-token-that-no-other-place-may-show"

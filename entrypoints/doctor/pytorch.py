@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from entrypoints.checks.finding import Finding
+from entrypoints.doctor.finding import Finding
 from entrypoints.paths import VENV
 
 PYTHON = VENV / "bin/python"

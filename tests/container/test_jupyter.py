@@ -1,4 +1,4 @@
-"""The Jupyter door over HTTP and its websockets; tests/modes/test_browser.py opens it in a
+"""The Jupyter door over HTTP and its websockets; tests/container/test_browser.py opens it in a
 browser."""
 
 import json

@@ -9,7 +9,7 @@ from pathlib import Path
 from entrypoints import credentials
 from entrypoints.authorized_keys import SECRET as KEYS_SECRET
 from entrypoints.authorized_keys import operator_keys
-from entrypoints.checks.finding import Finding
+from entrypoints.doctor.finding import Finding
 from entrypoints.errors import EntrypointError
 from entrypoints.identity import Identity
 from entrypoints.paths import SECRETS

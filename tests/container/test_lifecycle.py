@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.modes.test_jupyter import run_in_kernel
+from tests.container.test_jupyter import run_in_kernel
 from tests.support import docker, make_folder, run_once, started, wait_until
 
 SHM = "--shm-size=1g"

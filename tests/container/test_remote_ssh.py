@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.modes.conftest import KeyPair
+from tests.container.conftest import KeyPair
 from tests.support import ROOT, Container, docker, free_port, make_folder, started, wait_until
 
 DOCUMENT = (ROOT / "docs/ssh.md").read_text()

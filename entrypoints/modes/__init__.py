@@ -1,0 +1,1 @@
+"""The modes of this container, one file a mode."""
