@@ -17,9 +17,9 @@ if WORKSPACE.is_dir():
         [str(WORKSPACE), os.environ.get("PYTHONPATH", "")]
     ).strip(os.pathsep)
 
-from amptrain import state  # noqa: E402
+from amptrain.checkpoint import state  # noqa: E402
 from amptrain.config import TrainConfig, from_flat  # noqa: E402
-from amptrain.log import RunLog  # noqa: E402
+from amptrain.report.log import RunLog  # noqa: E402
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from amptrain.checkpoint import CheckpointError, CheckpointStore
+from amptrain.checkpoint.store import CheckpointError, CheckpointStore
 from amptrain.config import TrainConfig
 from amptrain.train import train
 
@@ -197,7 +197,7 @@ SAVER = """
 import sys
 from pathlib import Path
 import torch
-from amptrain.checkpoint import CheckpointStore
+from amptrain.checkpoint.store import CheckpointStore
 
 torch.set_num_threads(1)
 store = CheckpointStore(Path(sys.argv[1]))
@@ -213,7 +213,7 @@ while True:
 # milliseconds.
 FORKER = """
 import os, signal, sys
-from amptrain import checkpoint
+from amptrain.checkpoint import store as checkpoint
 for line in sys.stdin:
     child = os.fork()
     if child == 0:

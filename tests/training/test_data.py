@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 from amptrain.config import DataConfig
-from amptrain.data import DIGITS, VALIDATION, Images, Task, open_task
+from amptrain.data.datasets import DIGITS, VALIDATION, Images, Task, open_task
+from amptrain.data.loader import make_loader
+from amptrain.data.transforms import center_crop, flip, random_resized_crop, sample_rng, shift
 from amptrain.errors import ConfigError
-from amptrain.loader import make_loader
-from amptrain.transforms import center_crop, flip, random_resized_crop, sample_rng, shift
 from PIL import Image
 
 Folder = Callable[..., Path]

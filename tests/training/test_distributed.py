@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from amptrain.checkpoint import CheckpointStore
+from amptrain.checkpoint.store import CheckpointStore
 from amptrain.config import TrainConfig
-from amptrain.data import open_task
+from amptrain.data.datasets import open_task
+from amptrain.data.order import ValidationBatches
 from amptrain.distributed import _interface
 from amptrain.model import build_model
-from amptrain.order import ValidationBatches
 from amptrain.precision import resolve_precision
 
 from .support import command, records, wait_for
@@ -42,7 +42,8 @@ PLAIN_MODEL = '''
 """amptrain with a model without BatchNorm and dropout, whose step is the same however its images are shared out."""
 import sys
 from torch import nn
-from amptrain import cli, state
+from amptrain import cli
+from amptrain.checkpoint import state
 
 def plain(name, task):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))

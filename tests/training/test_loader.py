@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from amptrain import limits, loader
+from amptrain import limits
 from amptrain.config import DataConfig
-from amptrain.data import Task, open_task
+from amptrain.data import loader
+from amptrain.data.datasets import Task, open_task
+from amptrain.data.loader import Batch, DeviceBatches, FakeBatches, choose_workers, make_loader
 from amptrain.errors import ConfigError
 from amptrain.limits import shared_memory_free, usable_cpus
-from amptrain.loader import Batch, DeviceBatches, FakeBatches, choose_workers, make_loader
 
 CPU = torch.device("cpu")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from amptrain.config import TrainConfig
-from amptrain.log import METRICS, EpochRecord, RunLog, Window, read_metrics
+from amptrain.report.log import METRICS, EpochRecord, RunLog, Window, read_metrics
 from amptrain.train import train
 
 WINDOW = Window(

@@ -13,8 +13,8 @@ import pytest
 import torch
 from amptrain.config import TrainConfig
 from amptrain.distributed import Processes
-from amptrain.log import Window
-from amptrain.monitor import (
+from amptrain.report.log import Window
+from amptrain.report.monitor import (
     BUSY,
     WARM_UP,
     WHILE,
@@ -289,7 +289,7 @@ def uuid() -> str:
 def test_the_real_nvml_knows_the_device_torch_uses(by: str, uuid: str) -> None:
     """In a process of its own, as CUDA_VISIBLE_DEVICES is read once."""
     code = (
-        "import torch, pynvml; from amptrain.monitor import Gpu, NotAvailable\n"
+        "import torch, pynvml; from amptrain.report.monitor import Gpu, NotAvailable\n"
         "uuid = str(torch.cuda.get_device_properties(0).uuid)\n"
         "try: gpu = Gpu(uuid)\n"
         "except NotAvailable as error: assert 'MIG' in str(error), error; print('MIG', uuid)\n"

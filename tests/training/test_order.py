@@ -4,8 +4,8 @@ from itertools import chain
 
 import numpy as np
 import pytest
+from amptrain.data.order import Order, TrainBatches, ValidationBatches
 from amptrain.errors import ConfigError
-from amptrain.order import Order, TrainBatches, ValidationBatches
 
 SPLITS = [(1, 1), (4, 1), (1, 2), (2, 2), (1, 4)]
 

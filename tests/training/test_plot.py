@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from amptrain.cli import main
-from amptrain.log import METRICS, EpochRecord, RunLog, Window
-from amptrain.plot import figure, follow, load, plot_runs
+from amptrain.report.log import METRICS, EpochRecord, RunLog, Window
+from amptrain.report.plot import figure, follow, load, plot_runs
 from matplotlib.figure import Figure
 
 PNG = b"\x89PNG\r\n\x1a\n"

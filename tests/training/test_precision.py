@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from amptrain import introduction, precision
+from amptrain import precision
 from amptrain.config import PrecisionConfig
 from amptrain.errors import ConfigError
 from amptrain.precision import (
@@ -17,6 +17,7 @@ from amptrain.precision import (
     require_fp32,
     resolve_precision,
 )
+from amptrain.report import introduction
 from torch import nn
 
 CPU = torch.device("cpu")

@@ -10,12 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from amptrain.checkpoint.resume import (
+    check_changes,
+    check_world_size,
+    rng_state,
+    seed_all,
+    set_rng_state,
+)
 from amptrain.config import TrainConfig
 from amptrain.distributed import Processes
 from amptrain.errors import ConfigError
 from amptrain.model import weights_sha256
 from amptrain.precision import precision_name
-from amptrain.resume import check_changes, check_world_size, rng_state, seed_all, set_rng_state
 from amptrain.signals import StopSignal
 from amptrain.train import Trainer, train
 
@@ -214,8 +220,8 @@ def test_the_loss_scale_continues(make_config: Make) -> None:
 
 
 def test_settings_of_the_check_are_settings() -> None:
+    from amptrain.checkpoint.resume import NEED_NEW_RUN, SAME_RESULT
     from amptrain.config import flatten
-    from amptrain.resume import NEED_NEW_RUN, SAME_RESULT
 
     assert set(flatten(TrainConfig())) >= NEED_NEW_RUN | SAME_RESULT
     assert check_changes(flatten(TrainConfig()), flatten(TrainConfig())) == []

@@ -28,7 +28,7 @@ def train(arguments: Sequence[str]) -> int:
 
 def plot(arguments: Sequence[str]) -> int:
     """`amptrain plot`."""
-    from amptrain.plot import main
+    from amptrain.report.plot import main
 
     return main(arguments)
 

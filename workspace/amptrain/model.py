@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from amptrain.config import OptimConfig
-from amptrain.data import Task
+from amptrain.data.datasets import Task
 from amptrain.errors import ConfigError
 
 

@@ -10,26 +10,26 @@ from contextlib import closing
 import torch
 from torch import nn
 
-from amptrain.checkpoint import CheckpointError, CheckpointStore
+from amptrain.checkpoint.lock import alone_in
+from amptrain.checkpoint.state import TrainState
+from amptrain.checkpoint.store import CheckpointError, CheckpointStore
 from amptrain.config import TrainConfig, save_yaml
-from amptrain.data import open_task
-from amptrain.diagnose import diagnose
+from amptrain.data.datasets import open_task
+from amptrain.data.feed import Feed
+from amptrain.data.order import Order
 from amptrain.distributed import Processes
 from amptrain.errors import TrainingError
-from amptrain.feed import Feed
-from amptrain.introduction import introduction
-from amptrain.lock import alone_in
-from amptrain.log import EpochRecord, RunLog
-from amptrain.monitor import watch
-from amptrain.order import Order
 from amptrain.precision import Fp16
-from amptrain.result import finish
+from amptrain.report.diagnose import diagnose
+from amptrain.report.introduction import introduction
+from amptrain.report.log import EpochRecord, RunLog
+from amptrain.report.monitor import watch
+from amptrain.report.result import finish
+from amptrain.report.window import WindowMeter
 from amptrain.schedule import ema_decay, learning_rate
 from amptrain.signals import StopSignal
-from amptrain.state import TrainState
 from amptrain.step import MicroBatch, PendingOutcome, StepOutcome, amp_step
 from amptrain.validate import validate
-from amptrain.window import WindowMeter
 
 NEVER = 2**62
 

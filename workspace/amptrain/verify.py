@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from amptrain.checkpoint import CheckpointStore
+from amptrain.checkpoint.store import CheckpointStore
 from amptrain.config import TrainConfig, save_yaml
 from amptrain.errors import ConfigError, TrainingError
 

@@ -10,7 +10,7 @@ from torch import nn
 
 dtype = getattr(torch, sys.argv[1])
 torch.manual_seed(0)
-with np.load("/opt/workspace/amptrain/datafiles/digits.npz") as digits:
+with np.load("/opt/workspace/amptrain/data/datafiles/digits.npz") as digits:
     images, labels = digits["images"], digits["labels"]  # (1797, 1, 8, 8) of 0..16, and 0..9
 inputs = torch.from_numpy(images.astype(np.float32) / 16).flatten(1)
 targets = torch.from_numpy(labels.astype(np.int64))

@@ -7,13 +7,19 @@ from typing import Any
 
 import torch
 
+from amptrain.checkpoint.resume import (
+    check_changes,
+    check_world_size,
+    rng_state,
+    seed_all,
+    set_rng_state,
+)
 from amptrain.config import TrainConfig, flatten
-from amptrain.data import Task
+from amptrain.data.datasets import Task
 from amptrain.distributed import Processes
 from amptrain.ema import Ema
 from amptrain.model import build_model, build_optimizer
 from amptrain.precision import require_fp32, resolve_precision
-from amptrain.resume import check_changes, check_world_size, rng_state, seed_all, set_rng_state
 from amptrain.step import BufferGuard
 
 

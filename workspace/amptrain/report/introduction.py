@@ -2,11 +2,11 @@
 
 import torch
 
+from amptrain.checkpoint.state import TrainState
 from amptrain.config import TrainConfig
-from amptrain.data import Task
-from amptrain.order import Order
+from amptrain.data.datasets import Task
+from amptrain.data.order import Order
 from amptrain.precision import Precision, has_bf16
-from amptrain.state import TrainState
 
 
 def introduction(

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 import torchvision
 
+from amptrain.checkpoint.state import TrainState
 from amptrain.config import TrainConfig
-from amptrain.log import RunLog
+from amptrain.data.order import Order
 from amptrain.model import weights_sha256
-from amptrain.order import Order
-from amptrain.state import TrainState
+from amptrain.report.log import RunLog
 
 
 def finish(config: TrainConfig, order: Order, state: TrainState, broken: int, log: RunLog) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from amptrain.data import FakeImages, Images, Key, Sample, Task
+from amptrain.data.datasets import FakeImages, Images, Key, Sample, Task
 from amptrain.errors import ConfigError
 from amptrain.limits import shared_memory_free
 from amptrain.signals import ignore_stop_signals

@@ -7,12 +7,18 @@ import torch
 from torch.utils.data import DataLoader
 
 from amptrain.config import TrainConfig
-from amptrain.data import FakeImages, Images, Task
+from amptrain.data.datasets import FakeImages, Images, Task
+from amptrain.data.loader import (
+    BatchSampler,
+    DeviceBatches,
+    FakeBatches,
+    choose_workers,
+    make_loader,
+)
+from amptrain.data.order import Order, TrainBatches, ValidationBatches
 from amptrain.distributed import Processes
 from amptrain.errors import TrainingError
-from amptrain.loader import BatchSampler, DeviceBatches, FakeBatches, choose_workers, make_loader
-from amptrain.log import RunLog
-from amptrain.order import Order, TrainBatches, ValidationBatches
+from amptrain.report.log import RunLog
 
 
 class Feed:

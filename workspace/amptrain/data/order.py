@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from amptrain.data import VALIDATION, Key
+from amptrain.data.datasets import VALIDATION, Key
 from amptrain.errors import ConfigError
 
 

@@ -18,8 +18,8 @@ import torch
 
 from amptrain.config import TrainConfig
 from amptrain.distributed import Processes
-from amptrain.log import Window
 from amptrain.precision import Fp16, Precision
+from amptrain.report.log import Window
 
 PERIOD = 1.0
 """Seconds between samples; NVML's own figure is an average over 1/6 to 1 s."""

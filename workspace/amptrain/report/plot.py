@@ -18,7 +18,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from amptrain.errors import ConfigError
-from amptrain.log import METRICS, read_metrics
+from amptrain.report.log import METRICS, read_metrics
 
 # Okabe and Ito's palette, which people with any colour vision can tell apart; without its yellow,
 # too pale for a line.

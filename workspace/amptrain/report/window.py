@@ -6,7 +6,7 @@ import time
 import torch
 
 from amptrain.distributed import Processes
-from amptrain.log import Window
+from amptrain.report.log import Window
 from amptrain.step import StepOutcome
 
 

@@ -13,8 +13,15 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from amptrain.config import DataConfig
+from amptrain.data.transforms import (
+    Pixels,
+    center_crop,
+    flip,
+    random_resized_crop,
+    sample_rng,
+    shift,
+)
 from amptrain.errors import ConfigError
-from amptrain.transforms import Pixels, center_crop, flip, random_resized_crop, sample_rng, shift
 
 DIGITS = Path(__file__).parent / "datafiles" / "digits.npz"
 DIGITS_TEST = 360
