@@ -12,6 +12,7 @@ USAGE = """\
 usage: amptrain COMMAND [flags]
 
   train            train a model, or continue the run of the same name
+  check            find the known mistakes of mixed precision in your own script
   plot             draw loss, learning rate and loss scale of one or more runs
   verify-resume    show that your settings continue bit for bit after a kill
 
@@ -33,6 +34,13 @@ def plot(arguments: Sequence[str]) -> int:
     return main(arguments)
 
 
+def check(arguments: Sequence[str]) -> int:
+    """`amptrain check`."""
+    from amptrain.check.command import main
+
+    return main(arguments)
+
+
 def verify_resume(arguments: Sequence[str]) -> int:
     """`amptrain verify-resume`, with the flags of `amptrain train`."""
     from amptrain.verify import verify_resume as verify
@@ -42,6 +50,7 @@ def verify_resume(arguments: Sequence[str]) -> int:
 
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "train": train,
+    "check": check,
     "plot": plot,
     "verify-resume": verify_resume,
 }
