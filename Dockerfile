@@ -2,6 +2,8 @@
 # Layers stand in the order of how rarely they change and how large they are: a new Jupyter does not re-pull torch.
 # There is no `# syntax=` line: it would fetch the frontend from a registry, and this must build where none is reached.
 ARG BASE_IMAGE=debian:trixie-slim
+# Chooses a folder of locks, requirements/torch-${TORCH}: all that another PyTorch needs.
+ARG TORCH=2.6.0
 
 FROM ${BASE_IMAGE} AS os
 SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
@@ -38,12 +40,13 @@ RUN --mount=type=cache,id=pip,target=/root/.cache/pip,sharing=locked \
         -r /requirements/build.lock
 
 FROM os AS cuda
+ARG TORCH
 # The user's packages (~/.local) are visible in the venv because of --system-site-packages, behind the image's own:
 # so `pip install` works for a user who may not write to /opt/venv, and can't put another torch in front of ours.
 RUN --mount=from=installer,source=/installer,target=/installer \
     /installer/bin/uv venv --quiet --no-config --python /usr/bin/python3 --system-site-packages /opt/venv
 RUN --mount=from=installer,source=/installer,target=/installer \
-    --mount=type=bind,source=requirements/cuda.lock,target=/requirements/cuda.lock \
+    --mount=type=bind,source=requirements/torch-${TORCH}/cuda.lock,target=/requirements/cuda.lock \
     --mount=type=bind,source=container/build/install-lock,target=/build/install-lock \
     --mount=type=bind,source=container/build/prune-cuda,target=/build/prune-cuda \
     --mount=type=cache,id=uv,target=/root/.cache/uv,sharing=locked \
@@ -51,8 +54,9 @@ RUN --mount=from=installer,source=/installer,target=/installer \
     /build/install-lock /requirements/cuda.lock && /build/prune-cuda
 
 FROM cuda AS torch
+ARG TORCH
 RUN --mount=from=installer,source=/installer,target=/installer \
-    --mount=type=bind,source=requirements/torch.lock,target=/requirements/torch.lock \
+    --mount=type=bind,source=requirements/torch-${TORCH}/torch.lock,target=/requirements/torch.lock \
     --mount=type=bind,source=container/build/install-lock,target=/build/install-lock \
     --mount=type=bind,source=container/build/prune-torch,target=/build/prune-torch \
     --mount=type=bind,source=container/build/prune-tests,target=/build/prune-tests \
@@ -61,8 +65,9 @@ RUN --mount=from=installer,source=/installer,target=/installer \
     /build/install-lock /requirements/torch.lock && /build/prune-torch
 
 FROM torch AS tools
+ARG TORCH
 RUN --mount=from=installer,source=/installer,target=/installer \
-    --mount=type=bind,source=requirements/tools.lock,target=/requirements/tools.lock \
+    --mount=type=bind,source=requirements/torch-${TORCH}/tools.lock,target=/requirements/tools.lock \
     --mount=type=bind,source=container/build/install-lock,target=/build/install-lock \
     --mount=type=bind,source=container/build/prune-tools,target=/build/prune-tools \
     --mount=type=bind,source=container/build/prune-tests,target=/build/prune-tests \
@@ -71,11 +76,7 @@ RUN --mount=from=installer,source=/installer,target=/installer \
     /build/install-lock /requirements/tools.lock && /build/prune-tools
 
 FROM tools AS final
-ARG VERSION=2.6
-LABEL org.opencontainers.image.title="pytorch-cuda" \
-      org.opencontainers.image.description="PyTorch 2.6, CUDA 12.4, JupyterLab and sshd; mixed-precision training done right" \
-      org.opencontainers.image.version="${VERSION}" \
-      org.opencontainers.image.licenses="MIT"
+ARG TORCH
 # NVIDIA_VISIBLE_DEVICES stays unset: in the image it would hand every GPU to every container where nvidia is the default
 # runtime. cuda>=12.0, not 12.4: drivers from 525 on run cu124 wheels. PYTORCH_VERSION wakes enroot's Slurm hook.
 ENV PATH=/opt/venv/bin:/home/dev/.local/bin:/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin \
@@ -86,14 +87,25 @@ ENV PATH=/opt/venv/bin:/home/dev/.local/bin:/usr/local/bin:/usr/bin:/bin:/usr/lo
     PIP_CONSTRAINT=/opt/constraints.txt \
     PIP_DISABLE_PIP_VERSION_CHECK=1 \
     UV_CONSTRAINT=/opt/constraints.txt \
-    PYTORCH_VERSION=2.6.0
+    PYTORCH_VERSION=${TORCH}
 COPY container/etc/ /etc/
 COPY --chmod=755 container/build/finish /tmp/finish
-RUN --mount=type=bind,source=requirements,target=/requirements /tmp/finish && rm /tmp/finish
+RUN --mount=type=bind,source=requirements/torch-${TORCH},target=/requirements /tmp/finish && rm /tmp/finish
 COPY entrypoints/ /opt/entrypoints/
 COPY workspace/ /opt/workspace/
 COPY --chown=1000:1000 workspace/ /workspace/
 RUN python -m compileall -q /opt/entrypoints /opt/workspace/amptrain
+# Which image this is. Last, since the commit changes most often; host/build.py knows it, `docker compose build` does not.
+ARG REVISION=unknown
+ARG RELEASE=unknown
+ARG LOCKS=unknown
+LABEL org.opencontainers.image.title="pytorch-cuda" \
+      org.opencontainers.image.description="PyTorch ${TORCH} with CUDA, JupyterLab and sshd; mixed-precision training done right" \
+      org.opencontainers.image.version="${RELEASE}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.licenses="MIT" \
+      pytorch-cuda.locks="${LOCKS}"
+RUN echo "REVISION=${REVISION}" >> /opt/versions.env
 WORKDIR /workspace
 EXPOSE 8888 2222
 HEALTHCHECK --interval=30s --timeout=5s --start-period=60s --start-interval=1s --retries=3 \
@@ -102,8 +114,9 @@ ENTRYPOINT ["/usr/bin/tini", "-g", "--", "/usr/bin/python3", "-I", "/opt/entrypo
 CMD ["jupyter"]
 
 FROM final AS test
+ARG TORCH
 RUN --mount=from=installer,source=/installer,target=/installer \
-    --mount=type=bind,source=requirements/test.lock,target=/requirements/test.lock \
+    --mount=type=bind,source=requirements/torch-${TORCH}/test.lock,target=/requirements/test.lock \
     --mount=type=bind,source=container/build/install-lock,target=/build/install-lock \
     --mount=type=cache,id=uv,target=/root/.cache/uv,sharing=locked \
     --mount=type=secret,id=ca_certificates --mount=type=secret,id=index_url \

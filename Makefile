@@ -1,4 +1,4 @@
-# The host's front door; `make` alone lists it. Needs make and Python 3.11, and finds or brings up the rest.
+# The host's front; `make` alone lists it. Needs make and Python 3.11, and finds or brings up the rest.
 PYTHON ?= python3
 .DEFAULT_GOAL := help
 .PHONY: help jupyter ssh train test bench build lock clean
@@ -19,7 +19,7 @@ test: ## prove the whole project on this machine; brings up a Docker engine if t
 	@$(PYTHON) -m host.test $(ARGS)
 
 bench: ## measure sizes per layer, start, stop and training times (the tables of docs/measurements.md)
-	@$(PYTHON) -m benchmarks.image && $(PYTHON) -m benchmarks.doors && $(PYTHON) -m benchmarks.training
+	@$(PYTHON) -m benchmarks.image && $(PYTHON) -m benchmarks.modes && $(PYTHON) -m benchmarks.training
 
 build: ## build the image pytorch-cuda:v2.6
 	@$(PYTHON) -m host.build $(ARGS)

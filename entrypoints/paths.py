@@ -12,3 +12,4 @@ ENVIRONMENT = RUN / "environment.sh"
 MODE = RUN / "mode.json"  # which mode runs, and where it listens: read by the health check
 VENV = Path("/opt/venv")
 SECRETS = Path("/run/secrets")  # where Compose and Swarm mount secrets
+VERSIONS = Path("/opt/versions.env")  # which image this is; made by container/build/finish

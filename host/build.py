@@ -12,10 +12,10 @@ from host.base_image import ensure_base_image
 from host.engine import require_engine
 from host.errors import HostError
 from host.shell import run, say
+from host.versions import ROOT, TAG, build_arguments
 
-IMAGE = os.environ.get("IMAGE", "pytorch-cuda:v2.6")
+IMAGE = os.environ.get("IMAGE") or f"pytorch-cuda:{TAG}"
 TEST_IMAGE = f"{IMAGE}-test"
-ROOT = Path(__file__).resolve().parent.parent
 EXTRA_AUTHORITIES = (
     Path("/usr/local/share/ca-certificates"),
     Path("/etc/pki/ca-trust/source/anchors"),
@@ -50,11 +50,13 @@ def build(client: str, target: str = "", options: tuple[str, ...] = ()) -> str:
     Raises:
         HostError: no base image can be had, or the build failed.
     """
+    arguments = build_arguments()
     ensure_base_image(client)
     tag = f"{IMAGE}-{target}" if target else IMAGE
     say(f"building {tag}")
     goal = [f"--target={target}"] if target else []
-    run([client, "buildx", "build", f"--tag={tag}", *goal, *build_secrets(), *options, str(ROOT)])
+    about = [f"--tag={tag}", *goal, *arguments, *build_secrets()]
+    run([client, "buildx", "build", *about, *options, str(ROOT)])
     return tag
 
 

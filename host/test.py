@@ -14,10 +14,11 @@ import venv
 from pathlib import Path
 
 from host.apt import apt_install, apt_update, os_release
-from host.build import ROOT, TEST_IMAGE, build
+from host.build import TEST_IMAGE, build
 from host.engine import PID_FILE, require_engine, stop
 from host.errors import HostError
 from host.shell import run, say
+from host.versions import ROOT
 
 LOCK = ROOT / "requirements" / "host-tests.lock"
 ENVIRONMENT = ROOT / ".build" / "tests"

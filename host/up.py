@@ -14,10 +14,11 @@ import socket
 import sys
 
 from host.accelerator import find_accelerator
-from host.build import IMAGE, ROOT, build
+from host.build import IMAGE, build
 from host.engine import require_engine
 from host.errors import HostError
 from host.shell import output, run, say
+from host.versions import ROOT
 
 SERVICES = ("jupyter", "ssh", "train")
 DEV = "1000:1000"  # `dev` in the image

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from tests.support import CLIENT
+from tests.support import docker_client
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -25,6 +25,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def docker_has_gpu() -> bool:
     """Whether this host has an NVIDIA device node and Docker an NVIDIA runtime."""
     runtimes = subprocess.run(
-        [CLIENT, "info", "--format", "{{.Runtimes}}"], capture_output=True, text=True, check=False
+        [docker_client(), "info", "--format", "{{.Runtimes}}"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     return os.path.exists("/dev/nvidiactl") and "nvidia" in runtimes.stdout  # noqa: PTH110

@@ -10,11 +10,13 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
-from host.build import IMAGE, ROOT, TEST_IMAGE
+from host.build import IMAGE, TEST_IMAGE
 from host.engine import require_engine
+from host.versions import ROOT
 
 __all__ = [
     "IMAGE",
@@ -22,6 +24,7 @@ __all__ = [
     "TEST_IMAGE",
     "Container",
     "docker",
+    "docker_client",
     "docker_process",
     "free_port",
     "make_folder",
@@ -32,7 +35,12 @@ __all__ = [
 
 Result = TypeVar("Result")
 TROUBLE = re.compile(r"\b(warn(ing)?|error|critical|fatal|traceback|exception)\b", re.IGNORECASE)
-CLIENT = require_engine()
+
+
+@lru_cache(maxsize=1)
+def docker_client() -> str:
+    """The Docker client's path; an engine is found or started at the first use, not at import."""
+    return require_engine()
 
 
 def docker(
@@ -52,7 +60,7 @@ def docker_process(
 ) -> subprocess.CompletedProcess[str]:
     """Run the Docker client and return code, stdout and stderr, whatever they are."""
     return subprocess.run(
-        [CLIENT, *arguments],
+        [docker_client(), *arguments],
         check=False,
         capture_output=True,
         text=True,

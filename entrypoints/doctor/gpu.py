@@ -12,17 +12,7 @@ from entrypoints.doctor import gpu_watch
 from entrypoints.doctor.finding import Finding
 from entrypoints.doctor.nvml_errors import meaning
 from entrypoints.paths import VENV
-
-# CUDA release notes, table "CUDA Toolkit and Corresponding Driver Versions": any 12.x runs from the
-# first on (minor version compatibility), everything of 12.4 Update 1, which the wheel holds, from
-# the second.
-DRIVER_NEEDED = (525, 60, 13)
-DRIVER_RECOMMENDED = (550, 54, 15)
-CUDA_NEEDED, CUDA_RECOMMENDED = 12000, 12040  # the same two in cuDriverGetVersion's numbers
-
-# Compute capabilities the wheel has machine code for, and no PTX to make other code of: another
-# major can't run.
-ARCHITECTURES = ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90")
+from entrypoints.versions import numbers, versions
 
 ASK = (
     "docker run --gpus all (Compose: ACCELERATOR=gpu; CDI and podman: --device nvidia.com/gpu=all)"
@@ -31,7 +21,7 @@ HOST_SETUP = "On the host: sudo nvidia-ctk runtime configure --runtime=docker &&
 
 
 def check(
-    environment: Mapping[str, str], architectures: Sequence[str] = ARCHITECTURES
+    environment: Mapping[str, str], architectures: Sequence[str] | None = None
 ) -> list[Finding]:
     """All findings about GPUs; without a GPU it is one, and none of the rest is asked."""
     findings = nodes(environment)
@@ -145,7 +135,7 @@ def load_nvml() -> Any:
     return None
 
 
-def driver_and_devices(nvml: Any, architectures: Sequence[str] = ARCHITECTURES) -> list[Finding]:
+def driver_and_devices(nvml: Any, architectures: Sequence[str] | None = None) -> list[Finding]:
     """Driver version and every GPU by NVML; where NVML is not to be had, the CUDA version by
     libcuda."""
     if nvml is None:
@@ -166,28 +156,24 @@ def driver_and_devices(nvml: Any, architectures: Sequence[str] = ARCHITECTURES) 
 
 
 def driver(version: str) -> Finding:
-    """The host driver's version against what CUDA 12.4 needs."""
-    numbers = tuple(int(part) for part in version.split(".") if part.isdecimal())
+    """The host driver's version against what the image's CUDA needs."""
+    image = versions()
+    needed, recommended = image["DRIVER_NEEDED"], image["DRIVER_RECOMMENDED"]
     do = "Update the driver on the HOST and reboot it; nothing in the image can mend this"
-    if numbers < DRIVER_NEEDED:
+    if numbers(version) < numbers(needed):
         return Finding(
             "driver",
             "error",
-            f"driver {version} is too old for CUDA 12",
-            f">= {dotted(DRIVER_NEEDED)}",
+            f"driver {version} is too old for CUDA {image['CUDA'].partition('.')[0]}",
+            f">= {needed}",
             do,
         )
-    if numbers < DRIVER_RECOMMENDED:
-        found = f"driver {version}: older than this image's CUDA 12.4; runs by minor version compatibility"
+    if numbers(version) < numbers(recommended):
+        found = f"driver {version}: older than this image's CUDA {image['CUDA']}; runs by minor version compatibility"
         return Finding(
-            "driver", "warning", found, f">= {dotted(DRIVER_RECOMMENDED)} for all of CUDA 12.4", do
+            "driver", "warning", found, f">= {recommended} for all of CUDA {image['CUDA']}", do
         )
     return Finding("driver", "ok", version)
-
-
-def dotted(version: tuple[int, int, int]) -> str:
-    """525.60.13, as NVIDIA writes it: the last two parts have two digits."""
-    return f"{version[0]}.{version[1]:02}.{version[2]:02}"
 
 
 def cuda_driver_version(name: str = "libcuda.so.1") -> int | None:
@@ -205,33 +191,35 @@ def cuda_version(version: int | None) -> list[Finding]:
     """The driver judged by the CUDA it knows, for where NVML does not tell its version."""
     if version is None:
         return []  # `libcuda` has told that it is missing
+    image = versions()
+    major, minor = numbers(image["CUDA"])
     name = f"{version // 1000}.{version % 1000 // 10}"
     do = "Update the driver on the HOST and reboot it"
-    if version < CUDA_NEEDED:
+    if version < major * 1000:
         return [
             Finding(
                 "driver",
                 "error",
                 f"the driver knows CUDA {name} only",
-                f">= {dotted(DRIVER_NEEDED)}",
+                f">= {image['DRIVER_NEEDED']}",
                 do,
             )
         ]
-    if version < CUDA_RECOMMENDED:
-        found = f"the driver knows CUDA {name}; this image has 12.4, which runs by minor version compatibility"
+    if version < major * 1000 + minor * 10:
+        found = f"the driver knows CUDA {name}; this image has {image['CUDA']}, which runs by minor version compatibility"
         return [
             Finding(
                 "driver",
                 "warning",
                 found,
-                f">= {dotted(DRIVER_RECOMMENDED)} for all of CUDA 12.4",
+                f">= {image['DRIVER_RECOMMENDED']} for all of CUDA {image['CUDA']}",
                 do,
             )
         ]
     return [Finding("driver", "ok", f"a driver for CUDA {name}")]
 
 
-def device(nvml: Any, index: int, architectures: Sequence[str]) -> list[Finding]:
+def device(nvml: Any, index: int, architectures: Sequence[str] | None) -> list[Finding]:
     """One GPU: whether the wheel has code for it, and how MIG divides it."""
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     name = nvml.nvmlDeviceGetName(handle)
@@ -243,10 +231,14 @@ def device(nvml: Any, index: int, architectures: Sequence[str]) -> list[Finding]
 
 
 def architecture(
-    name: str, capability: tuple[int, int], architectures: Sequence[str] = ARCHITECTURES
+    name: str, capability: tuple[int, int], architectures: Sequence[str] | None = None
 ) -> Finding:
     """Machine code for sm_XY runs on every X.Z with Z >= Y: a GPU needs one of its own major, not
-    above its minor."""
+    above its minor.
+
+    The wheel has no PTX to make other code of. `architectures` are the image's unless given.
+    """
+    architectures = architectures or versions()["ARCHITECTURES"].split()
     major, minor = capability
     built = [
         divmod(int(text.removeprefix("sm_")), 10)

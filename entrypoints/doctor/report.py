@@ -18,6 +18,7 @@ from entrypoints import identity
 from entrypoints.doctor import gpu, memory, network, pytorch, security, storage
 from entrypoints.doctor.finding import SEVERITIES, Finding
 from entrypoints.errors import EntrypointError
+from entrypoints.versions import versions
 
 BRIEF_S = 0.03  # what a GPU that sleeps may cost at start; its first use by torch wakes it anyway
 EXIT_CODES = {"ok": 0, "note": 0, "warning": 1, "error": 2}
@@ -64,7 +65,8 @@ def examine(environment: dict[str, str]) -> list[Finding]:
     facts = pytorch.ask(environment)
     own = facts.get("architectures") if isinstance(facts, dict) else None
     checks: Sequence[Callable[[], list[Finding]]] = (
-        lambda: gpu.check(environment, own or gpu.ARCHITECTURES),
+        image,
+        lambda: gpu.check(environment, own),
         lambda: pytorch.check(facts, environment, gpu.present()),
         lambda: memory.check(environment),
         lambda: storage.check(who, as_root),
@@ -88,6 +90,16 @@ def guarded(check: Callable[[], list[Finding]]) -> list[Finding]:
                 "a container that lets it read",
             )
         ]
+
+
+def image() -> list[Finding]:
+    """Which image this is, exactly: the first thing a report of an error needs."""
+    built = versions()
+    commit = built["REVISION"]
+    if commit == "unknown":
+        commit = "not known (only `make build` tells it)"
+    found = f"{built['RELEASE']}, commit {commit}, locks {built['LOCKS'][:12]}"
+    return [Finding("image", "ok", found)]
 
 
 def as_json(finding: Finding) -> dict[str, str]:

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from tests.support import CLIENT, ROOT
+from tests.support import ROOT, docker_client
 
 LOCKED = ROOT / "tests/node"
 INSTALLED = ROOT / ".build/node"
@@ -74,7 +74,7 @@ class DevContainer:
         """Run a command of the CLI to its end."""
         options = [
             "--docker-path",
-            CLIENT,
+            docker_client(),
             "--workspace-folder",
             str(self.repository),
             "--config",

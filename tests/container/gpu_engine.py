@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.support import CLIENT, IMAGE, ROOT, docker
+from tests.support import IMAGE, ROOT, docker, docker_client
 
 STANDINS = ROOT / "tests" / "standins"
 FILES = ("/usr/bin/cat", "/usr/bin/dash", "/usr/bin/env", "/usr/bin/ls", "/usr/bin/sleep")
@@ -102,7 +102,7 @@ class GpuEngine:
     ) -> subprocess.CompletedProcess[str]:
         """Run the Docker client against this engine."""
         return subprocess.run(
-            [CLIENT, *arguments],
+            [docker_client(), *arguments],
             env={**os.environ, "DOCKER_HOST": self.address, **(environment or {})},
             check=False,
             capture_output=True,
@@ -126,12 +126,21 @@ class GpuEngine:
         paths = r"grep -oE '/(usr|lib)[^ ]+' | sed 's,^/,,' | sort -u"
         gather = f"cd / && {WAIT} && {files} | {paths} | tar --create --dereference --files-from=-"
         tar = subprocess.run(
-            [CLIENT, "run", "--rm", "--network=none", "--entrypoint=sh", IMAGE, "-c", gather],
+            [
+                docker_client(),
+                "run",
+                "--rm",
+                "--network=none",
+                "--entrypoint=sh",
+                IMAGE,
+                "-c",
+                gather,
+            ],
             check=True,
             stdout=subprocess.PIPE,
         )
         subprocess.run(
-            [CLIENT, "import", *changes, "-", IMAGE],
+            [docker_client(), "import", *changes, "-", IMAGE],
             env={**os.environ, "DOCKER_HOST": self.address},
             input=tar.stdout,
             check=True,

@@ -15,7 +15,7 @@ import pytest
 
 from host.accelerator import find_accelerator
 from tests.container.gpu_engine import STANDINS, GpuEngine, running_engine
-from tests.support import CLIENT, ROOT
+from tests.support import ROOT, docker_client
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0, reason="a second dockerd in its own network namespace needs root"
@@ -44,7 +44,7 @@ def gpu_host(tmp_path: Path) -> Path:
 
 def found(engine: GpuEngine, root: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
     monkeypatch.setenv("DOCKER_HOST", engine.address)
-    accelerator = find_accelerator(CLIENT, root)
+    accelerator = find_accelerator(docker_client(), root)
     return accelerator.name, accelerator.why
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import CLIENT, ROOT, TROUBLE, docker, free_port, wait_until
+from tests.support import ROOT, TROUBLE, docker, docker_client, free_port, wait_until
 
 
 class Project:
@@ -24,7 +24,14 @@ class Project:
             "ACCELERATOR": "cpu",
             "WORKSPACE": str(workspace),
         }
-        self.command = [CLIENT, "compose", "--project-name", name, "--project-directory", str(ROOT)]
+        self.command = [
+            docker_client(),
+            "compose",
+            "--project-name",
+            name,
+            "--project-directory",
+            str(ROOT),
+        ]
 
     def compose(self, *arguments: str, check: bool = True, timeout_s: float = 120) -> str:
         """Run `docker compose` in this project and return stdout."""

@@ -23,7 +23,7 @@ from tests.container.devcontainer_cli import (
 )
 from tests.container.gpu_engine import GpuEngine, running_engine
 from tests.image.test_pip import make_wheel
-from tests.support import CLIENT, IMAGE, ROOT, docker, make_folder
+from tests.support import IMAGE, ROOT, docker, docker_client, make_folder
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0, reason="becomes another user of the host, which needs root"
@@ -217,7 +217,14 @@ def test_where_docker_has_nvidia_s_runtime(
     small = {"image": IMAGE, "mounts": [], "updateRemoteUserUID": False}
     (tmp_path / ".devcontainer.json").write_text(json.dumps({**config, **small}))
     subprocess.run(
-        [install_cli(), "up", "--docker-path", CLIENT, "--workspace-folder", str(tmp_path)],
+        [
+            install_cli(),
+            "up",
+            "--docker-path",
+            docker_client(),
+            "--workspace-folder",
+            str(tmp_path),
+        ],
         env={**os.environ, "DOCKER_HOST": gpu_engine.address},
         check=False,
         capture_output=True,

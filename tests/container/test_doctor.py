@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoints.doctor.gpu import ARCHITECTURES
+from host.versions import versions
 from tests.support import (
     IMAGE,
     Container,
@@ -294,7 +294,7 @@ def test_constants_are_the_image_s() -> None:
         "print(pynvml.NVMLError(999).value, type(pynvml.NVMLError(12)).__name__)"
     )
     architectures, codes = run_once("python", "-c", script, options=[SHM]).stdout.splitlines()
-    assert architectures.split() == list(ARCHITECTURES)
+    assert architectures.split() == versions()["ARCHITECTURES"].split()
     assert codes == "999 NVMLError_LibraryNotFound"
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import docker_has_gpu
 from tests.container.gpu_engine import GpuEngine, running_engine
-from tests.support import CLIENT, IMAGE, ROOT
+from tests.support import IMAGE, ROOT, docker_client
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0, reason="a second dockerd in its own network namespace needs root"
@@ -126,13 +126,13 @@ def test_nvidia_as_the_runtime_hands_out_no_gpu_unasked(engine: GpuEngine) -> No
 @pytest.mark.skipif(docker_has_gpu(), reason="this host's engine does hand out GPUs")
 def test_without_nvidia_s_toolkit_docker_says_so(project: list[str], tmp_path: Path) -> None:
     environment = {**os.environ, "ACCELERATOR": "gpu", "WORKSPACE": str(tmp_path)}
-    up = [CLIENT, *project, "up", "--no-build", "train"]
+    up = [docker_client(), *project, "up", "--no-build", "train"]
     try:
         done = subprocess.run(
             up, env=environment, check=False, capture_output=True, text=True, timeout=60
         )
     finally:
-        down = [CLIENT, *project, "down", "--volumes"]
+        down = [docker_client(), *project, "down", "--volumes"]
         subprocess.run(down, env=environment, check=True, capture_output=True, timeout=60)
     assert done.returncode != 0
     # The README's first troubleshooting entry quotes this.
@@ -143,7 +143,7 @@ def test_compose_parses_what_each_setting_asks_for(project: list[str], tmp_path:
     asked = {}
     for accelerator in ("gpu", "cdi", "cpu"):
         environment = {**os.environ, "ACCELERATOR": accelerator, "WORKSPACE": str(tmp_path)}
-        config = [CLIENT, *project, "config", "--format", "json"]
+        config = [docker_client(), *project, "config", "--format", "json"]
         done = subprocess.run(
             config, env=environment, check=True, capture_output=True, text=True, timeout=60
         )

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import CLIENT, ROOT, free_port, wait_until
+from tests.support import ROOT, docker_client, free_port, wait_until
 
 READMES = ("README.md", "README.zh-CN.md")
 OUTPUT = "output.txt"
@@ -49,7 +49,7 @@ class Copy:
         subprocess.run(["chown", "-R", "12345:12345", str(folder / "workspace")], check=True)
         self.ports = {"JUPYTER_PORT": str(free_port()), "SSH_PORT": str(free_port())}
         gpu = {} if os.environ.get("REQUIRE_GPU") == "1" else {"ACCELERATOR": "cpu"}
-        path = f"{Path(CLIENT).parent}:{os.environ['PATH']}"
+        path = f"{Path(docker_client()).parent}:{os.environ['PATH']}"
         self.environment = {
             **os.environ,
             **self.ports,

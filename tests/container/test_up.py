@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import CLIENT, ROOT
+from tests.support import ROOT, docker_client
 
 NAMES = re.compile(r"^#([A-Z][A-Z_]+)=", re.MULTILINE)
 
@@ -31,7 +31,7 @@ def clone(tmp_path: Path) -> Iterator[Path]:
         shutil.copy2(ROOT / name, tmp_path / name)
     yield tmp_path
     environment = {**os.environ, "COMPOSE_PROJECT_NAME": PROJECT, "ACCELERATOR": "cpu"}
-    down = [CLIENT, "compose", "--profile", "train", "down", "--volumes", "--timeout", "0"]
+    down = [docker_client(), "compose", "--profile", "train", "down", "--volumes", "--timeout", "0"]
     subprocess.run(down, cwd=tmp_path, env=environment, check=True, capture_output=True)
 
 
@@ -141,7 +141,7 @@ def test_the_example_s_values_are_the_defaults(tmp_path: Path) -> None:
     }
     shown = [
         subprocess.run(
-            [CLIENT, "compose", *options, "--env-file", str(tmp_path / name), "config"],
+            [docker_client(), "compose", *options, "--env-file", str(tmp_path / name), "config"],
             env=without,
             check=True,
             capture_output=True,

@@ -1,15 +1,22 @@
 """The locks: every file checked against a hash, no index named, one version of a package wherever
 it appears."""
 
+import os
 import re
+import subprocess
+import sys
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
-from tests.support import ROOT
+from entrypoints.versions import read_versions
+from host.versions import ROOT, versions
 
-LOCKS = sorted((ROOT / "requirements").glob("*.lock"))
+REQUIREMENTS = ROOT / "requirements"
+LOCKS = sorted(REQUIREMENTS.rglob("*.lock"))
+TORCHES = sorted(REQUIREMENTS.glob("torch-*"))
+every_torch = pytest.mark.parametrize("torch", TORCHES, ids=lambda folder: folder.name)
 PIN = re.compile(
     r"^([A-Za-z0-9._-]+)==([^\s;\\]+)( ; [^\\\n]+)?((?: \\\n    --hash=sha256:[0-9a-f]{64})+)\n",
     re.MULTILINE,
@@ -24,13 +31,13 @@ def pins(lock: Path) -> dict[str, str]:
     }
 
 
-def asked(name: str) -> dict[str, str]:
+def asked(file: Path) -> dict[str, str]:
     """What a .in file pins."""
-    lines = (ROOT / "requirements" / name).read_text().splitlines()
+    lines = file.read_text().splitlines()
     return dict(line.split("==") for line in lines if "==" in line and not line.startswith("#"))
 
 
-@pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.name)
+@pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: f"{lock.parent.name}/{lock.name}")
 def test_lock_is_pins_with_hashes_and_nothing_else(lock: Path) -> None:
     text = lock.read_text()
     rest = PIN.sub("", text)
@@ -40,7 +47,7 @@ def test_lock_is_pins_with_hashes_and_nothing_else(lock: Path) -> None:
     assert not re.search(r"://|--(extra-)?index-url|--find-links", text)
 
 
-@pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.name)
+@pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: f"{lock.parent.name}/{lock.name}")
 def test_lock_answers_its_request(lock: Path) -> None:
     lines = lock.with_suffix(".in").read_text().splitlines()
     names = {re.split(r"[=<>~! ]", line)[0] for line in lines if line and not line.startswith("#")}
@@ -48,14 +55,15 @@ def test_lock_answers_its_request(lock: Path) -> None:
 
 
 def test_every_request_has_its_lock() -> None:
-    requests = {path.stem for path in (ROOT / "requirements").glob("*.in")}
-    assert requests == {lock.stem for lock in LOCKS}
+    requests = {path.with_suffix("") for path in REQUIREMENTS.rglob("*.in")}
+    assert requests == {lock.with_suffix("") for lock in LOCKS}
 
 
-def test_one_pin_per_package_over_the_image_s_locks() -> None:
+@every_torch
+def test_one_pin_per_package_over_the_image_s_locks(torch: Path) -> None:
     versions: dict[str, set[str]] = defaultdict(set)
     for name in ("cuda", "torch", "tools", "test"):
-        for package, version in pins(ROOT / "requirements" / f"{name}.lock").items():
+        for package, version in pins(torch / f"{name}.lock").items():
             versions[package].add(version)
     assert {package: found for package, found in versions.items() if len(found) > 1} == {}
 
@@ -68,19 +76,53 @@ def test_tools_of_the_host_that_the_image_has_too_are_the_same() -> None:
     assert {name for name in build.keys() & tests.keys() if build[name] != tests[name]} == set()
 
 
-def test_cuda_is_the_one_torch_asks_for() -> None:
+@every_torch
+def test_cuda_is_the_one_torch_asks_for(torch: Path) -> None:
     """torch.lock is resolved from torch's own requirements, so NVIDIA's pins there are its
     wheel's."""
-    cuda = asked("cuda.in")
-    torch = {
+    cuda = asked(torch / "cuda.in")
+    resolved = {
         name: version
-        for name, version in pins(ROOT / "requirements/torch.lock").items()
+        for name, version in pins(torch / "torch.lock").items()
         if name.startswith("nvidia-")
     }
-    assert cuda == torch
-    assert pins(ROOT / "requirements/cuda.lock") == cuda
+    assert cuda == resolved
+    assert pins(torch / "cuda.lock") == cuda
 
 
-def test_torch_is_the_version_on_the_label() -> None:
-    assert asked("torch.in") == {"torch": "2.6.0", "torchvision": "0.21.0", "triton": "3.2.0"}
-    assert "PYTORCH_VERSION=2.6.0" in (ROOT / "Dockerfile").read_text()
+@every_torch
+def test_versions_are_those_that_the_locks_install(torch: Path) -> None:
+    told = read_versions(torch / "versions.env")
+    cuda = asked(torch / "cuda.in")
+    (cudnn,) = (version for name, version in cuda.items() if "cudnn" in name)
+    (runtime,) = (version for name, version in cuda.items() if "cuda-runtime" in name)
+    assert asked(torch / "torch.in") == {
+        "torch": told["TORCH"],
+        "torchvision": told["TORCHVISION"],
+        "triton": told["TRITON"],
+    }
+    assert torch.name == f"torch-{told['TORCH']}"
+    tag, _, number = told["RELEASE"].partition("-")
+    assert tag == "v" + ".".join(told["TORCH"].split(".")[:2])
+    assert number.isdecimal()
+    assert told["CUDNN"] == ".".join(cudnn.split(".")[:3])
+    assert told["CUDA"] == ".".join(runtime.split(".")[:2])
+
+
+def test_the_default_torch_has_its_folder() -> None:
+    assert versions()["TORCH"] == "2.6.0"
+
+
+def test_a_torch_without_locks_is_refused_in_a_sentence() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "host.build"],
+        cwd=ROOT,
+        env={**os.environ, "TORCH": "1.0"},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert done.stderr == (
+        "error: TORCH=1.0 needs a folder torch-1.0 in requirements/; there is torch-2.6.0.\n"
+    )

@@ -1,13 +1,16 @@
 """What is in the image, and how large it is."""
 
 import json
+import re
 
 import pytest
 from testinfra.host import Host
 
+from host.versions import locks_hash, revision, versions
 from tests.image.conftest import RunProgram
 from tests.support import IMAGE, docker
 
+VERSIONS = versions()
 SIZE_BUDGET_BYTES = 5_500_000_000  # on disk, as `docker inspect` counts
 PROGRAMS = """
     amptrain bash curl doctor g++ gcc git htop ip jupyter less make nano ninja pip ps python rsync scp sftp ssh
@@ -17,12 +20,12 @@ PROGRAMS = """
 
 def test_torch_and_its_cuda(run_program: RunProgram) -> None:
     assert json.loads(run_program("versions.py")) == {
-        "torch": "2.6.0+cu124",
-        "torchvision": "0.21.0",
-        "cuda": "12.4",
-        "cudnn": 90100,
+        "torch": f"{VERSIONS['TORCH']}+cu{VERSIONS['CUDA'].replace('.', '')}",
+        "torchvision": VERSIONS["TORCHVISION"],
+        "cuda": VERSIONS["CUDA"],
+        "cudnn": int("{}{:0>2}{:0>2}".format(*VERSIONS["CUDNN"].split("."))),
         "nccl": [2, 21, 5],
-        "architectures": ["sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90"],
+        "architectures": VERSIONS["ARCHITECTURES"].split(),
         "python": "/opt/venv/bin/python",
     }
 
@@ -57,7 +60,20 @@ def test_image_stays_within_its_size_budget() -> None:
 
 def test_labels_and_defaults() -> None:
     config = json.loads(docker("image", "inspect", "--format", "{{json .Config}}", IMAGE))
-    assert config["Labels"]["org.opencontainers.image.version"] == "2.6"
+    assert config["Labels"]["org.opencontainers.image.version"] == VERSIONS["RELEASE"]
     assert config["Cmd"] == ["jupyter"]
     assert config["Entrypoint"][0] == "/usr/bin/tini"
     assert set(config["ExposedPorts"]) == {"8888/tcp", "2222/tcp"}
+
+
+def test_labels_and_doctor_tell_which_image_it_is(dev: Host) -> None:
+    labels = json.loads(docker("image", "inspect", "--format", "{{json .Config.Labels}}", IMAGE))
+    commit, locks = labels["org.opencontainers.image.revision"], labels["pytorch-cuda.locks"]
+    assert locks == locks_hash()
+    assert (
+        re.fullmatch(r"[0-9a-f]{40}(-dirty)?", commit) or (commit, revision()) == ("unknown",) * 2
+    )
+    findings = json.loads(dev.run("doctor --json").stdout)["findings"]
+    (image,) = [finding for finding in findings if finding["check"] == "image"]
+    told = f"{VERSIONS['RELEASE']}, commit {commit}, locks {locks[:12]}"
+    assert image["found"].replace("not known (only `make build` tells it)", "unknown") == told

@@ -1,6 +1,6 @@
-"""How long each door takes to open and to close, as Markdown: medians over interleaved runs.
+"""How long each mode takes to open and to close, as Markdown: medians over interleaved runs.
 
-    python3 -m benchmarks.doors [--repeats 5]
+    python3 -m benchmarks.modes [--repeats 5]
 
 `bare` is the same program in the same image without our entrypoint: the difference is what the
 entrypoint costs. Start is counted from `docker start` on a created container to the first answer on
@@ -24,7 +24,7 @@ from host.engine import require_engine
 
 
 @dataclass(frozen=True)
-class Door:
+class Mode:
     """One way to start the image, and how its readiness is seen."""
 
     name: str
@@ -54,14 +54,14 @@ def ssh_answers(port: int) -> bool:
 
 
 JUPYTER = ["lab", "--ip=0.0.0.0", "--port=8888", "--no-browser", "--allow-root"]
-DOORS = (
-    Door("jupyter, bare", 8888, ["--entrypoint", "/opt/venv/bin/jupyter"], JUPYTER, http_answers),
-    Door("jupyter", 8888, [], ["jupyter"], http_answers),
-    Door("ssh", 2222, [], ["ssh"], ssh_answers),
+MODES = (
+    Mode("jupyter, bare", 8888, ["--entrypoint", "/opt/venv/bin/jupyter"], JUPYTER, http_answers),
+    Mode("jupyter", 8888, [], ["jupyter"], http_answers),
+    Mode("ssh", 2222, [], ["ssh"], ssh_answers),
 )
 
 
-def measure(client: str, door: Door) -> tuple[float, float]:
+def measure(client: str, mode: Mode) -> tuple[float, float]:
     """Seconds to the first answer and seconds of `docker stop` of one run."""
     name = f"bench-{uuid.uuid4().hex[:8]}"
     create = [
@@ -70,10 +70,10 @@ def measure(client: str, door: Door) -> tuple[float, float]:
         "--name",
         name,
         "--publish",
-        f"127.0.0.1::{door.port}",
-        *door.options,
+        f"127.0.0.1::{mode.port}",
+        *mode.options,
         IMAGE,
-        *door.command,
+        *mode.command,
     ]
     subprocess.run(create, check=True, capture_output=True)
     try:
@@ -83,9 +83,9 @@ def measure(client: str, door: Door) -> tuple[float, float]:
             [client, "port", name], check=True, capture_output=True, text=True
         ).stdout
         port = int(shown.split(":")[-1])
-        while not door.answers(port):
+        while not mode.answers(port):
             if time.monotonic() - begin > 120:
-                raise SystemExit(f"{door.name} did not answer within 120 s")
+                raise SystemExit(f"{mode.name} did not answer within 120 s")
             time.sleep(0.02)
         opened = time.monotonic() - begin
         begin = time.monotonic()
@@ -107,9 +107,9 @@ def main() -> None:
     client = require_engine()
     times: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
     for _ in range(repeats):
-        for door in DOORS:  # interleaved, so that a slow minute of the machine meets all alike
-            times[door.name].append(measure(client, door))
-    print("| door | start, s (median, min–max) | stop, s (median) |\n| --- | --- | --- |")
+        for mode in MODES:  # interleaved, so that a slow minute of the machine meets all alike
+            times[mode.name].append(measure(client, mode))
+    print("| mode | start, s (median, min–max) | stop, s (median) |\n| --- | --- | --- |")
     for name, runs in times.items():
         opened = [start for start, _ in runs]
         closed = statistics.median(stop for _, stop in runs)
