@@ -1,7 +1,7 @@
-# The host's front; `make` alone lists it. Needs make and Python 3.11, and finds or brings up the rest.
+# The host's front; `make` alone lists it. Needs make and Python 3.10, and finds or brings up the rest.
 PYTHON ?= python3
 .DEFAULT_GOAL := help
-.PHONY: help jupyter ssh train test bench build lock clean
+.PHONY: help jupyter ssh train check test bench build lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -14,6 +14,9 @@ ssh: ## a shell: starts sshd on port 2222 and shows how to log in
 
 train: ## train with mixed precision; settings in ARGS="--precision bf16 …"
 	@$(PYTHON) -m host.up train $(ARGS)
+
+check: ## lint, types and the host's tests: no container, under two minutes
+	@$(PYTHON) -m host.check $(ARGS)
 
 test: ## prove the whole project on this machine; brings up a Docker engine if there is none
 	@$(PYTHON) -m host.test $(ARGS)

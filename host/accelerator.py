@@ -12,7 +12,7 @@ from pathlib import Path
 
 from host.engine import require_engine
 from host.errors import HostError
-from host.shell import output, say
+from host.shell import help_asked, output, say
 
 GPU_NODES = (
     Path("/dev/nvidiactl"),
@@ -85,6 +85,8 @@ def is_remote(client: str) -> bool:
 
 def main() -> int:
     """Command line of this module."""
+    if help_asked(sys.argv[1:], __doc__):
+        return 0
     try:
         found = find_accelerator(require_engine())
     except HostError as error:

@@ -12,7 +12,7 @@ import sys
 from host.apt import KEYRING, RELEASE, apt_install, apt_update, debian_mirror, os_release
 from host.engine import require_engine
 from host.errors import HostError
-from host.shell import output, say
+from host.shell import help_asked, output, say
 
 BASE_IMAGE = f"debian:{RELEASE}-slim"
 # What the -slim images on the registry leave out, too. dpkg keeps the rule for packages installed
@@ -95,8 +95,17 @@ def mmdebstrap_command(mirror: str) -> list[str]:
     ]
 
 
-if __name__ == "__main__":
+def main() -> int:
+    """Command line of this module."""
+    if help_asked(sys.argv[1:], __doc__):
+        return 0
     try:
         ensure_base_image(require_engine())
     except HostError as error:
-        sys.exit(f"error: {error}")
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

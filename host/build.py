@@ -1,9 +1,10 @@
 """Build the image with what this host needs for it: the base image, and the certificates of a proxy
 that inspects TLS.
 
-python3 -m host.build [--target test] [docker buildx build options…]
+IMAGE names the result, TORCH chooses its folder requirements/torch-$TORCH.
 """
 
+import argparse
 import os
 import sys
 from pathlib import Path
@@ -62,11 +63,17 @@ def build(client: str, target: str = "", options: tuple[str, ...] = ()) -> str:
 
 def main(arguments: list[str]) -> int:
     """Command line of this module."""
-    target = ""
-    if arguments[:1] == ["--target"]:
-        target, arguments = arguments[1], arguments[2:]
+    parser = argparse.ArgumentParser(
+        prog="python3 -m host.build",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="%(prog)s [--target STAGE] [options of docker buildx build…]",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--target", metavar="STAGE", default="", help="tagged IMAGE-STAGE")
+    asked, rest = parser.parse_known_args(arguments)
     try:
-        build(require_engine(), target, tuple(arguments))
+        build(require_engine(), asked.target, tuple(rest))
     except HostError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from host.apt import apt_install, apt_update, os_release, two_releases
 from host.errors import HostError
-from host.shell import output, say
+from host.shell import help_asked, output, say
 
 STATE = Path("/run/pytorch-cuda-engine")  # where our own dockerd leaves its process id and log
 PID_FILE = STATE / "dockerd.pid"
@@ -175,6 +175,8 @@ def stop() -> None:
 
 def main() -> int:
     """Command line of this module."""
+    if help_asked(sys.argv[1:], __doc__):
+        return 0
     try:
         if sys.argv[1:] == ["stop"]:
             stop()

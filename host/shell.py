@@ -1,5 +1,7 @@
 """Running other programs from the host tools."""
 
+from __future__ import annotations
+
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -10,6 +12,14 @@ from host.errors import HostError
 def say(text: str) -> None:
     """Print one line of progress to stderr, so that stdout stays free for results."""
     print(f"==> {text}", file=sys.stderr, flush=True)
+
+
+def help_asked(arguments: Sequence[str], text: str | None) -> bool:
+    """Print a module's own text where its first argument asks for help; whether it did."""
+    asked = list(arguments[:1]) in (["--help"], ["-h"])
+    if asked:
+        print((text or "").strip())
+    return asked
 
 
 def run(command: Sequence[str]) -> None:

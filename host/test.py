@@ -17,7 +17,7 @@ from host.apt import apt_install, apt_update, os_release
 from host.build import TEST_IMAGE, build
 from host.engine import PID_FILE, require_engine, stop
 from host.errors import HostError
-from host.shell import run, say
+from host.shell import help_asked, run, say
 from host.versions import ROOT
 
 LOCK = ROOT / "requirements" / "host-tests.lock"
@@ -150,6 +150,8 @@ def run_suites(client: str, python: Path, arguments: list[str]) -> list[str]:
 
 def main(arguments: list[str]) -> int:
     """Command line of this module."""
+    if help_asked(arguments, __doc__):
+        return 0
     engine_was_ours = PID_FILE.exists()
     try:
         client = require_engine()

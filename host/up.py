@@ -1,4 +1,4 @@
-"""Open a door of the container from a fresh clone: `make jupyter`, `make ssh`, `make train`.
+"""Start the container from a fresh clone: `make jupyter`, `make ssh`, `make train`.
 
 python3 -m host.up jupyter|ssh|train [arguments of `amptrain train`…]
 
@@ -17,7 +17,7 @@ from host.accelerator import find_accelerator
 from host.build import IMAGE, build
 from host.engine import require_engine
 from host.errors import HostError
-from host.shell import output, run, say
+from host.shell import help_asked, output, run, say
 from host.versions import ROOT
 
 SERVICES = ("jupyter", "ssh", "train")
@@ -120,6 +120,8 @@ def up(service: str, arguments: list[str]) -> None:
 
 def main(arguments: list[str]) -> int:
     """Command line of this module."""
+    if help_asked(arguments, __doc__):
+        return 0
     service, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
     try:
         if service not in SERVICES or (rest and service != "train"):

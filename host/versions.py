@@ -16,7 +16,7 @@ from pathlib import Path
 
 from entrypoints.versions import read_versions
 from host.errors import HostError
-from host.shell import output
+from host.shell import help_asked, output
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCKS = ("cuda", "torch", "tools")  # what the image holds, in the order of its layers
@@ -78,6 +78,8 @@ def build_arguments() -> list[str]:
 
 def main() -> int:
     """Command line of this module."""
+    if help_asked(sys.argv[1:], __doc__):
+        return 0
     try:
         for name, value in versions().items():
             print(f"{name}={value}")

@@ -122,6 +122,7 @@ def test_compose_files_follow_the_specification() -> None:
     clean("check-jsonschema", "--builtin-schema", "vendor.compose-spec", *files)
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("accelerator", ["gpu", "cdi", "cpu"])
 def test_compose_resolves(accelerator: str) -> None:
     done = subprocess.run(
