@@ -1,4 +1,4 @@
-"""What runs on the host. This file alone must be readable by every Python 3: it says which one is needed."""
+"""What runs on the host. Every Python 3 can read this one file, which says which is needed."""
 
 import sys
 

@@ -51,7 +51,7 @@ def versions() -> dict[str, str]:
 
 
 def locks_hash() -> str:
-    """SHA-256 of the image's locks, one behind the other; container/build/finish reckons the same."""
+    """SHA-256 of the image's locks, one behind the other, as container/build/finish takes it."""
     return hashlib.sha256(
         b"".join((FOLDER / f"{name}.lock").read_bytes() for name in LOCKS)
     ).hexdigest()

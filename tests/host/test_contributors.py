@@ -1,4 +1,4 @@
-"""What a contributor meets before any container: help, checks, line ends, and the pins that stand twice."""
+"""What a contributor meets before any container: help, checks, line ends, pins that stand twice."""
 
 import re
 import subprocess
