@@ -198,9 +198,11 @@ def readable_copy() -> Iterator[Path]:
     alone)."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
-        shutil.copytree(
-            ROOT / "host", Path(folder) / "host", ignore=shutil.ignore_patterns("__pycache__")
-        )
+        for name in ("host", "entrypoints", "requirements"):
+            shutil.copytree(
+                ROOT / name, Path(folder) / name, ignore=shutil.ignore_patterns("__pycache__")
+            )
+        shutil.copy(ROOT / "Dockerfile", folder)
         yield Path(folder)
 
 
