@@ -9,7 +9,7 @@ import pytest
 import torch
 from amptrain.config import OptimConfig, PrecisionConfig
 from amptrain.ema import Ema
-from amptrain.model import build_optimizer
+from amptrain.optim import build_optimizer
 from amptrain.precision import Precision, resolve_precision
 from amptrain.step import BufferGuard, MicroBatch, PendingOutcome, amp_step
 from torch import Tensor, nn

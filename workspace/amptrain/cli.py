@@ -14,6 +14,9 @@ usage: amptrain COMMAND [flags]
   train            train a model, or continue the run of the same name
   check            find the known mistakes of mixed precision in your own script
   plot             draw loss, learning rate and loss scale of one or more runs
+  predict          tell the class of images with a trained model
+  evaluate         judge a trained model on labelled images
+  export           write a trained model as ONNX, torch.export or safetensors
   verify-resume    show that your settings continue bit for bit after a kill
 
 `amptrain COMMAND --help` tells the flags of a command."""
@@ -48,10 +51,34 @@ def verify_resume(arguments: Sequence[str]) -> int:
     return verify(parse_config(arguments, prog="amptrain verify-resume"))
 
 
+def predict(arguments: Sequence[str]) -> int:
+    """`amptrain predict`."""
+    from amptrain.inference.predict import main
+
+    return main(arguments)
+
+
+def evaluate(arguments: Sequence[str]) -> int:
+    """`amptrain evaluate`."""
+    from amptrain.inference.evaluate import main
+
+    return main(arguments)
+
+
+def export(arguments: Sequence[str]) -> int:
+    """`amptrain export`."""
+    from amptrain.inference.export import main
+
+    return main(arguments)
+
+
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "train": train,
     "check": check,
     "plot": plot,
+    "predict": predict,
+    "evaluate": evaluate,
+    "export": export,
     "verify-resume": verify_resume,
 }
 

@@ -1,15 +1,24 @@
-"""The models, and what belongs to one: optimizer, hash of the weights."""
+"""The models: made by name or by a function of one's own, and checked against the images."""
 
+import difflib
 import hashlib
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import torch
 import torchvision
 from torch import Tensor, nn
-from torch.optim import SGD, AdamW, Optimizer
+from torch.func import functional_call  # type: ignore[attr-defined]  # it is not in __all__
 
-from amptrain.config import OptimConfig
 from amptrain.data.datasets import Task
 from amptrain.errors import ConfigError
+
+SMALL_CNN = "small_cnn"
 
 
 class SmallCNN(nn.Module):
@@ -42,52 +51,189 @@ class SmallCNN(nn.Module):
 
 
 def build_model(name: str, task: Task) -> nn.Module:
-    """The model `name` with random weights for `task`. Raises ConfigError for a name that
-    torchvision does not have."""
-    channels = task.shape[0]
-    if name == "small_cnn":
-        return SmallCNN(channels, len(task.classes))
-    known = torchvision.models.list_models(module=torchvision.models)
-    if name not in known:
-        raise ConfigError(f"There is no model {name!r}. Known are small_cnn, {', '.join(known)}.")
-    if channels != 3:
-        raise ConfigError(
-            f"--model {name} takes images of 3 channels, those of {task.name} have {channels}."
-        )
-    # Both also train a second classifier by default, and give back more than logits.
-    plain = (
-        {"aux_logits": False, "init_weights": True} if name in {"googlenet", "inception_v3"} else {}
-    )
-    model: nn.Module = torchvision.models.get_model(
-        name, weights=None, num_classes=len(task.classes), **plain
-    )
+    """The model `name` with random weights for `task`. Raises ConfigError where the two do not
+    fit."""
+    if name != SMALL_CNN and not is_own_model(name):
+        require_known(name)
+        if task.shape[0] != 3:
+            raise ConfigError(
+                f"--model {name} takes images of 3 channels, those of {task.name} have "
+                f"{task.shape[0]}."
+            )
+    return new_model(name, shape=task.shape, classes=len(task.classes))
+
+
+def new_model(name: str, *, shape: tuple[int, int, int], classes: int) -> nn.Module:
+    """A model with random weights for images of `shape` (channels, height, width).
+
+    `name` is small_cnn, a name of torchvision, or `file.py:function` or `module:function` of a
+    model of one's own. Raises ConfigError for a name that is not known, with the nearest ones, and
+    for images that the model cannot take.
+    """
+    if name == SMALL_CNN:
+        return SmallCNN(shape[0], classes)
+    if is_own_model(name):
+        model = _own_model(name, shape, classes)
+    else:
+        require_known(name)
+        model = _torchvision_model(name, shape, classes)
+    _require_fit(name, model, shape, classes)
     return model
 
 
-def build_optimizer(model: nn.Module, config: OptimConfig) -> Optimizer:
-    """SGD with Nesterov momentum, or AdamW; biases and the parameters of norms are not decayed."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": config.weight_decay},
-        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
-    ]
-    groups = [group for group in groups if group["params"]]
-    if config.optimizer == "adamw":
-        return AdamW(groups, lr=config.lr, fused=config.fused)
-    optimizer = SGD(
-        groups,
-        lr=config.lr,
-        momentum=config.momentum,
-        nesterov=config.momentum > 0,
-        fused=config.fused,
+def require_known(name: str) -> None:
+    """Raise ConfigError, with the nearest names, unless torchvision has a classifier `name`."""
+    known = torchvision.models.list_models(module=torchvision.models)
+    if name in known:
+        return
+    plain = {item.replace("_", ""): item for item in [SMALL_CNN, *known]}
+    asked = name.lower().replace("-", "").replace("_", "")
+    near = [plain[item] for item in difflib.get_close_matches(asked, plain, n=4, cutoff=0.6)]
+    if near:
+        raise ConfigError(f"There is no model {name!r}. The nearest are {', '.join(near)}.")
+    raise ConfigError(
+        f"There is no model {name!r}. Known are {SMALL_CNN}, {', '.join(known)}, and file.py:function "
+        "for a model of your own."
     )
-    if config.momentum > 0:
-        # Fused SGD makes these at its first step, without filling them; if that step is skipped
-        # they stay unset memory, and the next step adds them. From zeros the first step is the same
-        # as torch's own first step.
-        for parameter in parameters:
-            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-    return optimizer
+
+
+def is_own_model(name: str) -> bool:
+    """Whether `name` means a function of one's own."""
+    return ":" in name
+
+
+def head_name(model: nn.Module) -> str:
+    """Name of the layer that gives the classes: the last linear layer or convolution."""
+    kinds = (nn.Linear, nn.Conv2d)
+    names = [name for name, module in model.named_modules() if isinstance(module, kinds)]
+    if not names:
+        raise ConfigError(
+            "The model has no linear layer and no convolution that could be its head."
+        )
+    return str(names[-1])
+
+
+def freeze_backbone(model: nn.Module) -> None:
+    """Fix all but the head: its parameters get no gradient."""
+    head = head_name(model)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name.rpartition(".")[0] == head)
+
+
+def frozen_norms(model: nn.Module) -> list[nn.Module]:
+    """BatchNorm layers whose parameters are all fixed: their statistics have to stay too, or the
+    backbone that was to be kept drifts."""
+    return [
+        module
+        for module in model.modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm)
+        and list(module.parameters())
+        and not any(parameter.requires_grad for parameter in module.parameters())
+    ]
+
+
+def _torchvision_model(name: str, shape: tuple[int, int, int], classes: int) -> nn.Module:
+    options: dict[str, Any] = {}
+    if name in {"googlenet", "inception_v3"}:
+        # Both also train a second classifier by default, and give back more than logits.
+        options = {"aux_logits": False, "init_weights": True}
+    elif name.startswith("vit_"):
+        options = {"image_size": shape[1]}
+    elif name.startswith("maxvit"):
+        options = {"input_size": shape[1:]}
+    try:
+        model: nn.Module = torchvision.models.get_model(
+            name, weights=None, num_classes=classes, **options
+        )
+    except (ValueError, AssertionError) as error:
+        raise ConfigError(_unfit(name, shape, error)) from None
+    return model
+
+
+def _require_fit(name: str, model: nn.Module, shape: tuple[int, int, int], classes: int) -> None:
+    """Try two images of `shape` on the meta device, where they take neither memory nor time."""
+    tensors = {
+        key: tensor.to("meta")
+        for key, tensor in (*model.named_parameters(), *model.named_buffers())
+    }
+    try:
+        with torch.no_grad():
+            logits = functional_call(model, tensors, (torch.empty(2, *shape, device="meta"),))
+    except (
+        NotImplementedError
+    ):  # a model of one's own may look at values; then its first step tells
+        return
+    except (RuntimeError, ValueError, AssertionError, TypeError) as error:
+        raise ConfigError(_unfit(name, shape, error)) from None
+    found = getattr(logits, "shape", None)
+    if found != (2, classes):
+        raise ConfigError(
+            f"--model {name} gives {type(logits).__name__} of shape {tuple(found or ())} for 2 images; "
+            f"it needs to give a tensor of (2, {classes}): one number for each class."
+        )
+
+
+def _unfit(name: str, shape: tuple[int, int, int], error: Exception) -> str:
+    channels, height, width = shape
+    why = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".!")
+    usual = usual_size(name)
+    advice = f"--image-size {usual} fits it" if usual else "Give another --image-size"
+    return (
+        f"--model {name} cannot take images of {channels}×{height}×{width} (channels, height, "
+        f"width): {why}. {advice}."
+    )
+
+
+def usual_size(name: str) -> int | None:
+    """Height and width that torchvision made the weights of `name` for; None for other models."""
+    try:
+        weights = torchvision.models.get_model_weights(name)
+        return int(weights["DEFAULT"].transforms().crop_size[0])
+    except (ValueError, KeyError, AttributeError):
+        return None
+
+
+def _own_model(name: str, shape: tuple[int, int, int], classes: int) -> nn.Module:
+    """What the function gives; it is called with those of num_classes, in_channels and image_size
+    that it takes."""
+    function = own_function(name, "--model")
+    given = {"num_classes": classes, "in_channels": shape[0], "image_size": shape[1]}
+    takes = inspect.signature(function).parameters
+    all_of_them = any(item.kind is item.VAR_KEYWORD for item in takes.values())
+    model = function(**{key: value for key, value in given.items() if key in takes or all_of_them})
+    if not isinstance(model, nn.Module):
+        raise ConfigError(
+            f"--model {name} gives a {type(model).__name__}; it needs to give a torch.nn.Module."
+        )
+    return model
+
+
+def own_function(name: str, flag: str) -> Callable[..., Any]:
+    """The function that `file.py:function` or `module:function` means. Raises ConfigError."""
+    place, _, function = name.rpartition(":")
+    try:
+        if place.endswith(".py"):
+            path = Path(place).expanduser().resolve()
+            # Under its own name, so that loader workers that are started anew can unpickle from it.
+            spec = importlib.util.spec_from_file_location(path.stem, path)
+            assert spec is not None
+            assert spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[path.stem] = module
+            spec.loader.exec_module(module)
+        else:
+            sys.path.insert(0, "") if "" not in sys.path else None
+            module = importlib.import_module(place)
+    except (ImportError, FileNotFoundError) as error:
+        raise ConfigError(
+            f"{flag} {name}: {error}. It needs file.py:function or module:function."
+        ) from None
+    found: Callable[..., Any] | None = getattr(module, function, None)
+    if not callable(found):
+        names = [key for key, value in vars(module).items() if inspect.isroutine(value)]
+        there = f"; there are {', '.join(names[:8])}" if names else ""
+        raise ConfigError(f"{flag} {name}: {place} has no function {function!r}{there}.")
+    return found
 
 
 def weights_sha256(model: nn.Module) -> str:

@@ -19,6 +19,8 @@ from amptrain.data.feed import Feed
 from amptrain.data.order import Order
 from amptrain.distributed import Processes
 from amptrain.errors import TrainingError
+from amptrain.inference.model_file import BEST, LAST, write_model
+from amptrain.inference.saved import saved_info
 from amptrain.precision import Fp16
 from amptrain.report.diagnose import diagnose
 from amptrain.report.introduction import introduction
@@ -113,6 +115,7 @@ class Trainer:
             elif progress.step % (run.save_every or NEVER) == 0:
                 self.save()
         broken = self.feed.write_broken(self.config.run_dir / "broken.txt")
+        self._write_model(LAST)
         if self.processes.is_main:
             finish(self.config, self.order, self.state, broken, self.log)
         if self.saved_step < self.total_steps:
@@ -239,7 +242,7 @@ class Trainer:
         state.share_buffers()
         with self.monitor.paused():
             result = validate(
-                state.model if state.ema is None else state.ema.model,
+                state.judged,
                 state.precision,
                 self.feed.validation,
                 most=self.feed.validation_batches.most,
@@ -250,6 +253,7 @@ class Trainer:
             return False
         progress.validated_step = progress.step
         loss, progress.accuracy = result
+        progress.loss = loss
         if not math.isfinite(loss):  # and nothing is saved of it
             raise TrainingError(
                 f"Stopped at step {progress.step}: the validation loss is {loss}, so a weight or an activation is not "
@@ -267,9 +271,24 @@ class Trainer:
             )
         )
         progress.epoch_skips = 0
-        self.save()
+        best = progress.accuracy > progress.best_accuracy
+        if best:
+            progress.best_accuracy, progress.best_step = progress.accuracy, progress.step
+            self._write_model(BEST)  # first: killed in between, the epoch is made again, and this
+        if self.save() and best and self.processes.is_main:
+            self.store.mark_best(progress.step)
         self.window.restart()
         return True
+
+    def _write_model(self, name: str) -> None:
+        """The judged weights as a file one can use. A failure is said, and ends no run."""
+        if not self.processes.is_main:
+            return
+        try:
+            info = saved_info(self.config, self.task, self.state, self._epoch)
+            write_model(self.config.run_dir / name, self.state.judged, info)
+        except TrainingError as error:
+            self.log.message(str(error))
 
     def _stopped(self) -> bool:
         self._close_window()
@@ -320,6 +339,8 @@ class Trainer:
         state, messages, path = found
         messages = [*messages, *self.state.load_state_dict(state)]
         step = self.state.progress.step
+        if self.processes.is_main and step == self.state.progress.best_step:
+            self.store.mark_best(step)  # killed between the two
         return [f"Continuing at step {step} of {self.total_steps}, from {path}.", *messages]
 
 

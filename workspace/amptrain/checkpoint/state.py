@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from amptrain.checkpoint.resume import (
     check_changes,
@@ -18,7 +19,8 @@ from amptrain.config import TrainConfig, flatten
 from amptrain.data.datasets import Task
 from amptrain.distributed import Processes
 from amptrain.ema import Ema
-from amptrain.model import build_model, build_optimizer
+from amptrain.model import build_model
+from amptrain.optim import build_optimizer
 from amptrain.precision import require_fp32, resolve_precision
 from amptrain.step import BufferGuard
 
@@ -36,6 +38,10 @@ class Progress:
     validated_step: int = 0
     """The step after which the model was last validated."""
     accuracy: float = math.nan
+    loss: float = math.nan
+    """Of the last validation, as `accuracy`."""
+    best_accuracy: float = -1.0
+    best_step: int = 0
     seconds: float = 0.0
     """Of all parts of the run."""
 
@@ -62,6 +68,11 @@ class TrainState:
         self.optimizer = build_optimizer(self.model, config.optim)
         self.guard = BufferGuard(self.model)
         self.progress = Progress()
+
+    @property
+    def judged(self) -> nn.Module:
+        """The model that is validated, and used afterwards: the averaged one, if there is one."""
+        return self.model if self.ema is None else self.ema.model
 
     def share_buffers(self) -> None:
         """Rank 0's BatchNorm statistics for all: they are what a checkpoint holds, and what is to

@@ -8,6 +8,7 @@ here they are checked at each save and load.
 
 import os
 import pickle
+import shutil
 import zipfile
 import zlib
 from dataclasses import dataclass, field
@@ -68,6 +69,20 @@ class CheckpointStore:
                 "are untouched. Make room on that disk, or let it be written to."
             ) from error
         return path
+
+    def mark_best(self, step: int) -> None:
+        """Keep the checkpoint of `step` as best.pt too, however many come after it.
+
+        A link, which takes no room; a copy where the file system has none.
+        """
+        path, aside = self.directory / f"step-{step:09d}.pt", self.directory / "best.tmp"
+        aside.unlink(missing_ok=True)
+        try:
+            os.link(path, aside)
+        except OSError:
+            shutil.copyfile(path, aside)
+        aside.replace(self.directory / "best.pt")
+        sync_directory(self.directory)
 
     def load_latest(self) -> Loaded | None:
         """The newest good checkpoint, or None if none was ever written.

@@ -71,6 +71,10 @@ class Task:
     std: tuple[float, ...]
     in_memory: bool
     """Whether reading an image takes next to no time."""
+    pixel_max: float = 255.0
+    """The pixel value of white."""
+    crop: float = 224 / 256
+    """Part of the shorter side that is seen in validation."""
 
 
 class ArrayImages(Images):
@@ -195,6 +199,8 @@ def _digits(config: DataConfig, seed: int) -> Task:
         mean=(4.88,),
         std=(6.02,),
         in_memory=True,
+        pixel_max=16.0,
+        crop=1.0,
     )
 
 
@@ -249,6 +255,7 @@ def _cifar10(config: DataConfig, seed: int) -> Task:
         mean=(125.3, 123.0, 113.9),
         std=(63.0, 62.1, 66.7),
         in_memory=False,
+        crop=1.0,
     )
 
 

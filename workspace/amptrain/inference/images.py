@@ -1,0 +1,65 @@
+"""Image files as a model sees them: read, cut and scaled as in validation."""
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from amptrain.data.datasets import IMAGE_ENDINGS
+from amptrain.data.transforms import center_crop
+from amptrain.errors import ConfigError
+from amptrain.inference.model_file import ModelInfo
+
+UNREADABLE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
+
+
+def files_of(places: Iterable[str]) -> Iterator[Path]:
+    """The image files that `places` mean: files, folders with all that is below, `-` for a list on
+    stdin, one path a line. Raises ConfigError for a place that is not there."""
+    for place in places:
+        if place == "-":
+            yield from files_of(line for line in map(str.rstrip, sys.stdin) if line)
+            continue
+        path = Path(place).expanduser()
+        if not path.exists():
+            raise ConfigError(f"There is no file and no folder {path}.")
+        yield from _below(path) if path.is_dir() else [path]
+
+
+def _below(folder: Path) -> list[Path]:
+    """Images below a folder, links followed, hidden ones left out; a folder once."""
+    found, seen = [], set()
+    for place, folders, names in os.walk(folder, followlinks=True):
+        real = os.path.realpath(place)
+        folders[:] = sorted(name for name in folders if name[0] != "." and real not in seen)
+        if real not in seen:
+            found += [
+                Path(place, name)
+                for name in sorted(names)
+                if name[0] != "." and Path(name).suffix.lower() in IMAGE_ENDINGS
+            ]
+        seen.add(real)
+    return found
+
+
+def read_image(path: Path, info: ModelInfo) -> Tensor:
+    """The image as float32, (channels, height, width), normalised.
+
+    Raises what is in UNREADABLE.
+    """
+    with Image.open(path) as file:
+        image = file.convert("L" if info.shape[0] == 1 else "RGB")
+    image = center_crop(image, info.shape[1], zoom=1 / info.crop)
+    pixels = np.atleast_3d(np.asarray(image)).transpose(2, 0, 1)
+    return normalised(torch.from_numpy(np.ascontiguousarray(pixels)).float(), info)
+
+
+def normalised(pixels: Tensor, info: ModelInfo) -> Tensor:
+    """Pixels of 0 to 255 as the model takes them."""
+    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (info.mean, info.std))
+    return (pixels * (info.pixel_max / 255) - mean) / std

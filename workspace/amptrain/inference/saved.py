@@ -1,0 +1,26 @@
+"""What a run writes beside the weights that it gives away."""
+
+from amptrain.checkpoint.state import TrainState
+from amptrain.config import TrainConfig
+from amptrain.data.datasets import Task
+from amptrain.inference.model_file import ModelInfo, versions
+
+
+def saved_info(config: TrainConfig, task: Task, state: TrainState, epoch: int) -> ModelInfo:
+    """What a user of the judged weights has to know."""
+    progress = state.progress
+    return ModelInfo(
+        model=config.model_name,
+        classes=task.classes,
+        shape=task.shape,
+        mean=task.mean,
+        std=task.std,
+        pixel_max=task.pixel_max,
+        crop=task.crop,
+        averaged=state.ema is not None,
+        step=progress.step,
+        epoch=epoch,
+        precision=state.precision.name,
+        metrics={"loss": progress.loss, "accuracy": progress.accuracy},
+        versions=versions(),
+    )
