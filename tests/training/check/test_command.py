@@ -146,10 +146,14 @@ def notebook(path: Path, *cells: str, kind: str = "code") -> Path:
 
 
 def test_a_notebook_is_told_by_cell_and_line(tmp_path: Path, capsys) -> None:
-    cells = ["%pip install x\nimport torch", "!ls\nfiles = !ls\nx = torch.load(p)", "%%bash\nfoo ("]
+    cells = [
+        "%pip install x\nimport torch",
+        "!ls \\\n  --all\nfiles = !ls\nx = torch.load(p)",
+        "%%bash\nfoo (",
+    ]
     path = notebook(tmp_path / "n.ipynb", *cells, "torch.load?\nawait x")
     assert main(["check", str(path)]) == 1
-    assert capsys.readouterr().out.startswith(f"{path}:cell 2:3:5: AMP041")
+    assert capsys.readouterr().out.startswith(f"{path}:cell 2:4:5: AMP041")
     assert main(["check", str(notebook(path, LOAD, kind="markdown"))]) == 0
 
 

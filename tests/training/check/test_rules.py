@@ -119,7 +119,8 @@ WRONG = {
     "AMP024": [
         loop(f"{STEP}\nlosses.append(loss.item())"),
         loop(f"{STEP}\nbar.set_postfix(loss=loss.detach().item())"),
-        "for x in loader:\n    total = a + b\n    total.backward()\n    log(total.item())",
+        "for x in loader.to(device):\n    total = a + b\n    total.backward()\n"
+        "    log(total.item())",
     ],
     "AMP030": [
         "for i, x in enumerate(loader):\n    opt.zero_grad()\n    f(x).backward()\n"
@@ -160,6 +161,7 @@ RIGHT = {
         "import torch\nwith torch.autocast('cuda'):\n    y = model(x)\nz = y.half()",
         "import torch\nwith torch.autocast('cuda', enabled=False):\n    y = model(x.half())",
         "import torch\nwith torch.autocast('cuda'):\n    def later(x): return x.half()",
+        "import torch\nwith torch.autocast('cuda'):\n    kept.append((n, x.bfloat16().clone()))",
     ],
     "AMP003": [
         "import torch\nwith torch.autocast('cuda'):\n    loss = criterion(y.float(), labels)",
@@ -217,8 +219,12 @@ RIGHT = {
         + "\n    optimizer.zero_grad()\n    scheduler.step()",
         loop(f"old = scaler.get_scale()\n{STEP}\nif scaler.get_scale() >= old: scheduler.step()"),
         loop(f"if amp:\n    {STEP}\nelse:\n    optimizer.step()\n    scheduler.step()"),
+        loop(f"{STEP}\nif i % 500 == 0:\n    scheduler.step()"),
+        loop(f"{STEP}\nscheduler.step(validate())"),
     ],
     "AMP021": [
+        "import torch.distributed.autograd as da\nfor x in loader:\n"
+        "    da.backward(c, [loss])\n    opt.step(c)",
         "for x in loader:\n    model.zero_grad()\n    loss.backward()\n    optimizer.step()",
         "for x in loader:\n    for p in ps: p.grad = None\n    loss.backward()\n"
         "    optimizer.step()",
@@ -241,6 +247,7 @@ RIGHT = {
         "model.eval()\nmodel.train()\nfor x in loader: y = model(x)",
     ],
     "AMP024": [
+        "for x in batches:\n    loss.backward()\n    print(loss.item())",
         loop(f"{STEP}\nif step % 50 == 0:\n    print(loss.item())"),
         "for x in loader:\n    count += labels.sum().item()",
         "for epoch in e:\n    for x in loader:\n        loss.backward()\n    print(loss.item())",

@@ -42,15 +42,15 @@ def check(source: Source) -> list[Finding]:
     """The findings in a source, in its order. Raises ConfigError where it can't be parsed."""
     script = Script(source.parse())
     noqa = source.suppressed()
-    found: list[tuple[tuple[int, int], Finding]] = []
+    found: dict[tuple[int, int, str], Finding] = {}  # a rule speaks once of a place
     for rule, search in in_order():
         for node, detail in search(script):
             line, column = position(node)
             if any(_silences(noqa, at, rule.number) for at in {line, _last_line(script, node)}):
                 continue
             place = source.place(line, column + 1)
-            found.append(((line, column), Finding(place, rule, detail)))
-    return [finding for _, finding in sorted(found, key=lambda f: (f[0], f[1].rule.number))]
+            found[line, column, rule.number] = Finding(place, rule, detail)
+    return [finding for _, finding in sorted(found.items())]
 
 
 def _last_line(script: Script, node: ast.AST) -> int:

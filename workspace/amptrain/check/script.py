@@ -219,6 +219,14 @@ class Script:
         raise AssertionError(text(node))
 
     @cached_property
+    def uses_device(self) -> bool:
+        """Whether the script can run on something else than the CPU."""
+        return self.mentions("cuda", "device", "local_rank", "accelerator", "mps", "xpu") or any(
+            isinstance(node, ast.Constant) and isinstance(node.value, str) and "cuda" in node.value
+            for node in self.nodes
+        )
+
+    @cached_property
     def autocasts(self) -> list[ast.Call]:
         """All autocast contexts made in the script that are not turned off."""
         return [call for call in self.calls if self.is_autocast(call)]
@@ -291,8 +299,21 @@ class Script:
 
     @cached_property
     def backwards(self) -> list[ast.Call]:
-        """The calls of `loss.backward()`, also behind a scaler's `scale`."""
-        return [call for call, _ in self.methods("backward")]
+        """The calls of `loss.backward()`, also behind a scaler's `scale`; not those of distributed
+        autograd, whose gradients live in a context and need no `zero_grad`."""
+        return [
+            call
+            for call, _ in self.methods("backward")
+            if not self.means(call.func, "torch.distributed.autograd.backward")
+        ]
+
+    def every_nth(self, test: ast.expr) -> bool:
+        """Whether a condition is true at every Nth batch, written there or in a variable before."""
+        parts = list(ast.walk(test))
+        for part in list(parts):
+            if isinstance(part, ast.Name) and len(self.values.get(part.id, [])) == 1:
+                parts += ast.walk(self.values[part.id][0])
+        return any(isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod) for part in parts)
 
     def statement(self, node: ast.AST) -> tuple[ast.stmt, list[ast.stmt]]:
         """The innermost statement a node is in, and the block that statement is in."""

@@ -89,9 +89,8 @@ def _notebook(path: Path, text: str) -> Source:
                 continue
             code = "".join(cell["source"]).splitlines()
             foreign = bool(code) and re.match(r"%%(?!time|capture|prun)", code[0].strip())
-            for inside, line in enumerate(code, 1):
-                lines.append("" if foreign else _python(line))
-                places.append((number, inside))
+            lines += [""] * len(code) if foreign else _python(code)
+            places += [(number, inside) for inside in range(1, len(code) + 1)]
     except (ValueError, KeyError, TypeError):
         raise ConfigError(
             f"{path}: this is no notebook of format 4 (Jupyter's since 2015) and was not checked."
@@ -99,10 +98,20 @@ def _notebook(path: Path, text: str) -> Source:
     return Source(str(path), "\n".join(lines) + "\n", places or [(1, 1)])
 
 
-def _python(line: str) -> str:
-    """A notebook's line with IPython's own syntax taken out, its indentation kept."""
-    value = MAGIC_VALUE.match(line)
-    if value:
-        return f"{value[1]}None"
-    magic = MAGIC.match(line)
-    return f"{magic[1]}pass" if magic and not line.lstrip().startswith("#") else line
+def _python(code: list[str]) -> list[str]:
+    """A cell's lines with IPython's own syntax taken out, their indentation kept."""
+    lines: list[str] = []
+    goes_on = False  # a shell command or magic goes on after a backslash
+    for line in code:
+        value, magic = MAGIC_VALUE.match(line), MAGIC.match(line)
+        foreign = bool(value or magic) and not line.lstrip().startswith("#")
+        if goes_on:
+            lines.append("")
+        elif foreign and value:
+            lines.append(f"{value[1]}None")
+        elif foreign and magic:
+            lines.append(f"{magic[1]}pass")
+        else:
+            lines.append(line)
+        goes_on = (goes_on or foreign) and line.rstrip().endswith("\\")
+    return lines

@@ -21,7 +21,7 @@ def accumulating(script: Script) -> list[tuple[Loop, ast.Call, str]]:
             (
                 parent
                 for parent, side in script.branches(step, up_to=loops[0]).items()
-                if isinstance(parent, ast.If) and side == "body" and _every_nth(script, parent.test)
+                if isinstance(parent, ast.If) and side == "body" and script.every_nth(parent.test)
             ),
             None,
         )
@@ -34,15 +34,6 @@ def accumulating(script: Script) -> list[tuple[Loop, ast.Call, str]]:
         ):
             found.append((loops[0], step, optimizer))
     return found
-
-
-def _every_nth(script: Script, test: ast.expr) -> bool:
-    """Whether a condition is true at every Nth batch, written there or in a variable before."""
-    parts = list(ast.walk(test))
-    for part in list(parts):
-        if isinstance(part, ast.Name) and len(script.values.get(part.id, [])) == 1:
-            parts += ast.walk(script.values[part.id][0])
-    return any(isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod) for part in parts)
 
 
 @rule(

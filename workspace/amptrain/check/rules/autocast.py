@@ -74,8 +74,14 @@ def half_inside(script: Script) -> Found:
             isinstance(value, ast.expr) and script.means(value, *HALF_TYPES)
             for value in [*call.args, argument(call, "dtype")]
         )
-        if plain or to_half:
+        if (plain or to_half) and _is_used(script, call):
             yield call, f"`{_short(call)}`"
+
+
+def _is_used(script: Script, call: ast.Call) -> bool:
+    """Whether the cast tensor goes on into a computation, not only into a list or a buffer."""
+    parent = script.parents[call]
+    return isinstance(parent, ast.Call | ast.BinOp | ast.Assign | ast.Expr)
 
 
 @rule(

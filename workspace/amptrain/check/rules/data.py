@@ -40,7 +40,7 @@ def no_set_epoch(script: Script) -> Found:
     "pytorch/tutorials#2983",
 )
 def workers_without_pin(script: Script) -> Found:
-    if not _uses_cuda(script):
+    if not script.uses_device:
         return
     for call in script.called(*LOADERS):
         workers = argument(call, "num_workers", 5)
@@ -51,10 +51,3 @@ def workers_without_pin(script: Script) -> Found:
             continue
         if pinned is None:
             yield call, ""
-
-
-def _uses_cuda(script: Script) -> bool:
-    return script.mentions("cuda") or any(
-        isinstance(node, ast.Constant) and isinstance(node.value, str) and "cuda" in node.value
-        for node in script.nodes
-    )

@@ -22,12 +22,17 @@ def scheduler_on_skip(script: Script) -> Found:
         return
     steps = script.scaler_methods("step")
     for call, name in script.methods("step"):
-        if name in script.scalers or not script.is_scheduler(name):
+        # With an argument it follows a metric or an epoch, not the steps.
+        if name in script.scalers or not script.is_scheduler(name) or call.args:
             continue
         loops = script.loops(call)
         for step, _ in steps:
             same = script.scope(step) is script.scope(call) and script.loops(step) == loops
-            if same and loops and not script.exclude(call, step):
+            rarer = any(
+                isinstance(parent, ast.If) and script.every_nth(parent.test)
+                for parent in script.branches(call).keys() - script.branches(step).keys()
+            )
+            if same and loops and not rarer and not script.exclude(call, step):
                 yield call, ""
                 break
 
@@ -157,6 +162,8 @@ def _runs(script: Script, statement: ast.stmt, model: str) -> ast.Call | None:
 )
 def item_in_loop(script: Script) -> Found:
     told: set[Loop] = set()
+    if not script.uses_device:
+        return
     for call, receiver in script.methods("item"):
         loops = script.loops(call)
         if not loops or call.args or loops[0] in told:
