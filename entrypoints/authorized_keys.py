@@ -6,11 +6,11 @@ from pathlib import Path
 
 from entrypoints.credentials import credential, read_secret
 from entrypoints.errors import EntrypointError
-from entrypoints.identity import mounts
+from entrypoints.mounts import mounts
 from entrypoints.paths import HOME, SECRETS
 
 # Where people mount an authorized_keys file. Only a mount counts: what the user `dev` writes into
-# his home is for `dev` alone, and must not become a key of root at the next start.
+# their home is for `dev` alone, and must not become a key of root at the next start.
 MOUNTED = (
     HOME / ".ssh/authorized_keys",
     Path("/root/.ssh/authorized_keys"),

@@ -1,5 +1,5 @@
 """One environment for every kind of session: docker exec, ssh with or without a command, kernel,
-terminal, login shell.
+terminal and login shell.
 
 sshd starts each session with an empty environment, and Debian's /etc/profile resets PATH in each
 login shell. So this start's variables go into one file, which /etc/bash.bashrc and /etc/profile.d
@@ -12,7 +12,8 @@ import shlex
 from collections.abc import Mapping
 
 from entrypoints.credentials import NAMES
-from entrypoints.identity import Identity, give
+from entrypoints.files import write_file
+from entrypoints.identity import Identity
 from entrypoints.paths import ENVIRONMENT
 
 # What belongs to one process or one login rather than to the container.
@@ -36,7 +37,7 @@ MARK = "PYTORCH_CUDA_ENVIRONMENT"  # set in a session that has read the file
 
 
 def without_credentials(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment without the credentials of the doors and their settings."""
+    """The environment without the credentials of the modes and their settings."""
     return {name: value for name, value in environment.items() if name not in NAMES | SETTINGS}
 
 
@@ -72,10 +73,9 @@ def session_lines(environment: Mapping[str, str]) -> list[str]:
 
 
 def write_session_environment(environment: Mapping[str, str], identity: Identity) -> None:
-    """Write the file that sessions read. The user's own secrets (HF_TOKEN …) are in it: only root
-    and dev may read."""
-    ENVIRONMENT.unlink(missing_ok=True)
-    with os.fdopen(os.open(ENVIRONMENT, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640), "w") as file:
-        file.write("\n".join(session_lines(environment)) + "\n")
-    if os.getuid() == 0 and identity.gid:
-        give(ENVIRONMENT, 0, identity.gid)
+    """Write the file that sessions read.
+
+    The user's own secrets (HF_TOKEN …) are in it: only root and dev may read it.
+    """
+    text = "\n".join(session_lines(environment)) + "\n"
+    write_file(ENVIRONMENT, text, 0o640, owner=(0, identity.gid))

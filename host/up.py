@@ -1,4 +1,4 @@
-"""Start the container from a fresh clone: `make jupyter`, `make ssh`, `make train`.
+"""Start a mode of the container from a fresh clone: `make jupyter`, `make ssh`, `make train`.
 
 python3 -m host.up jupyter|ssh|train [arguments of `amptrain train`…]
 
@@ -13,6 +13,7 @@ import re
 import socket
 import sys
 
+from entrypoints.modes import MODES
 from host.accelerator import find_accelerator
 from host.build import IMAGE, build
 from host.engine import require_engine
@@ -20,7 +21,8 @@ from host.errors import HostError
 from host.shell import help_asked, output, run, say
 from host.versions import ROOT
 
-SERVICES = ("jupyter", "ssh", "train")
+# The modes that have a Compose service, and how it starts: "up" or "run".
+SERVICES = {mode.name: mode.compose for mode in MODES if mode.compose}
 DEV = "1000:1000"  # `dev` in the image
 
 
@@ -99,7 +101,7 @@ def is_free(address: str, port: int) -> bool:
 def compose_command(service: str, arguments: list[str]) -> list[str]:
     """What stands behind `docker`: services stay in the foreground, training runs once and is
     removed."""
-    start = ["run", "--rm", service, *arguments] if service == "train" else ["up", service]
+    start = ["run", "--rm", service, *arguments] if SERVICES[service] == "run" else ["up", service]
     return ["compose", "--project-directory", str(ROOT), *start]
 
 
@@ -124,7 +126,7 @@ def main(arguments: list[str]) -> int:
         return 0
     service, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
     try:
-        if service not in SERVICES or (rest and service != "train"):
+        if service not in SERVICES or (rest and SERVICES[service] != "run"):
             raise HostError(
                 f"Say one of {', '.join(SERVICES)}; only train takes more words, and passes them on."
             )

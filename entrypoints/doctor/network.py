@@ -1,4 +1,4 @@
-"""The network: what torch's gloo makes of the host's name, and the ports of the doors."""
+"""The network: what torch's gloo makes of the host's name, and the modes' ports."""
 
 import array
 import fcntl
@@ -8,12 +8,11 @@ import struct
 from collections.abc import Mapping
 from pathlib import Path
 
+from entrypoints import modes
 from entrypoints.doctor.finding import Finding
 from entrypoints.errors import EntrypointError
-from entrypoints.health import ssh as listens
-from entrypoints.modes import jupyter, ssh
 from entrypoints.paths import MODE
-from entrypoints.program import require_free_port
+from entrypoints.ports import require_free_port
 
 SIOCGIFADDR = 0x8915  # netdevice(7)
 
@@ -71,7 +70,7 @@ def interface_of(address: str, names: list[str]) -> str | None:
 
 
 def ports(mode: Path = MODE) -> list[Finding]:
-    """Each door's port: this container's own listens, and nobody else has the other."""
+    """Each mode's port: this container's own answers, and the others are free."""
     try:
         facts = json.loads(mode.read_text())
     except (OSError, ValueError):
@@ -79,16 +78,17 @@ def ports(mode: Path = MODE) -> list[Finding]:
     own = facts.get("port")
     findings = []
     if own is not None:
-        problem = listens(facts)
+        try:
+            problem = modes.named(facts["mode"]).problem(facts)
+        except OSError as error:
+            problem = f"{facts['mode']} does not answer on port {own}: {error}"
         do = "See docker logs; just after the start, wait a second"
         ours = Finding("port", "ok", f"{facts['mode']} listens on {own}")
         findings.append(
             Finding("port", "error", problem, f"{facts['mode']} on it", do) if problem else ours
         )
-    for port, what in ((jupyter.PORT, "JupyterLab"), (ssh.PORT, "sshd")):
-        if port != own:
-            findings.append(free(port, what))
-    return findings
+    others = [mode for mode in modes.MODES if mode.port is not None and mode.port != own]
+    return [*findings, *(free(mode.port, mode.program) for mode in others if mode.port)]
 
 
 def free(port: int, what: str) -> Finding:

@@ -14,10 +14,10 @@ import textwrap
 import threading
 from collections.abc import Callable, Sequence
 
-from entrypoints import identity
 from entrypoints.doctor import gpu, memory, network, pytorch, security, storage
 from entrypoints.doctor.finding import SEVERITIES, Finding
 from entrypoints.errors import EntrypointError
+from entrypoints.identity import choose_identity, drop_privileges
 from entrypoints.versions import versions
 
 BRIEF_S = 0.03  # what a GPU that sleeps may cost at start; its first use by torch wakes it anyway
@@ -28,7 +28,7 @@ LABEL = 10  # columns of severity and check
 
 def main(argv: list[str]) -> int:
     """Print the report, and return the exit code of its worst finding."""
-    import argparse  # not above: the container's start needs it not
+    import argparse  # late: the container's start does without it
 
     parser = argparse.ArgumentParser(
         prog="doctor", description="What was found, what is needed, what to do."
@@ -53,13 +53,12 @@ def main(argv: list[str]) -> int:
 
 
 def examine(environment: dict[str, str]) -> list[Finding]:
-    """All checks. The doors' credentials first, as root reads them; the rest as the user who works
-    here."""
-    findings = guarded(lambda: security.doors(environment))
+    """All checks: credentials of the modes as root reads them, the rest as the user."""
+    findings = guarded(lambda: security.mode_credentials(environment))
     as_root = os.getuid() == 0
     try:
-        who = identity.decide(environment)
-        identity.become(who)
+        identity = choose_identity(environment)
+        drop_privileges(identity)
     except EntrypointError as error:
         return [*findings, Finding("user", "error", str(error), "a user to work as")]
     facts = pytorch.ask(environment)
@@ -69,10 +68,10 @@ def examine(environment: dict[str, str]) -> list[Finding]:
         lambda: gpu.check(environment, own),
         lambda: pytorch.check(facts, environment, gpu.present()),
         lambda: memory.check(environment),
-        lambda: storage.check(who, as_root),
+        lambda: storage.check(identity, as_root),
         lambda: network.check(environment),
         lambda: [security.first_process()],
-        lambda: security.mounted_secrets(environment, who),
+        lambda: security.mounted_secrets(environment, identity),
     )
     return [*(finding for check in checks for finding in guarded(check)), *findings]
 

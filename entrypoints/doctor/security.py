@@ -19,9 +19,11 @@ from entrypoints.paths import SECRETS
 WAITING = ("tini", "docker-init", "dumb-init")
 
 
-def doors(environment: Mapping[str, str]) -> list[Finding]:
-    """The credentials of the doors, read as at start: before privileges are dropped. No value is
-    told."""
+def mode_credentials(environment: Mapping[str, str]) -> list[Finding]:
+    """The credentials of the modes, read as at start, before privileges are dropped.
+
+    No value is told.
+    """
     findings = []
     for name in credentials.VARIABLES:
         try:
@@ -35,28 +37,25 @@ def doors(environment: Mapping[str, str]) -> list[Finding]:
             continue
         if given:
             findings.append(Finding("secrets", "ok", f"{name} can be read"))
-    return findings or [
-        Finding("secrets", "ok", "none set for the doors; each makes its own at start")
-    ]
+    return findings or [Finding("secrets", "ok", "none is set; each mode makes its own at start")]
 
 
 def mounted_secrets(
-    environment: Mapping[str, str], who: Identity, folder: Path = SECRETS
+    environment: Mapping[str, str], identity: Identity, folder: Path = SECRETS
 ) -> list[Finding]:
-    """Mounted secrets that programs can't read. Those of the doors are read as root, and judged by
-    `doors`."""
-    of_doors = {environment.get(f"{name}_FILE") for name in credentials.VARIABLES} | {
+    """Mounted secrets that programs can't read. `mode_credentials` judges those of the modes."""
+    of_modes = {environment.get(f"{name}_FILE") for name in credentials.VARIABLES} | {
         str(KEYS_SECRET)
     }
     files = sorted(folder.iterdir()) if folder.is_dir() else []
-    closed = [file for file in files if str(file) not in of_doors and not os.access(file, os.R_OK)]
+    closed = [file for file in files if str(file) not in of_modes and not os.access(file, os.R_OK)]
     return [
         Finding(
             "secrets",
             "warning",
-            f"{file} (mode {credentials.mode_of(file)}) can't be read as uid {who.uid}",
+            f"{file} (mode {credentials.mode_of(file)}) can't be read as uid {identity.uid}",
             "read permission for programs",
-            f"On the host: chown {who.uid} the file, or chmod 0444 it in a folder of mode 0700",
+            f"On the host: chown {identity.uid} the file, or chmod 0444 it in a folder of mode 0700",
         )
         for file in closed
     ]

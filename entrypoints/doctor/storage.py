@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 
 from entrypoints.doctor.finding import Finding, gibibytes
-from entrypoints.identity import Identity, mounted_workspace, mounts
+from entrypoints.identity import Identity
+from entrypoints.mounts import mounted_workspace, mounts
 from entrypoints.paths import WORKSPACE
 
 FREE_NEEDED = 1 << 30  # bytes; two checkpoints of a ResNet-50 with optimizer and EMA take 0.8 GB
@@ -16,7 +17,7 @@ PROBE = 4 << 20  # bytes written and synced to time the disk
 SLOW_S = 2.0  # for PROBE: a checkpoint of 400 MB would take minutes, longer than Docker's grace at `docker stop`
 
 
-def check(who: Identity, as_root: bool) -> list[Finding]:
+def check(identity: Identity, as_root: bool) -> list[Finding]:
     """All findings about the workspace, as the user who works there: privileges are dropped before.
 
     `as_root`: the container starts as root, and start gives the image's own copy to that user.
@@ -28,13 +29,13 @@ def check(who: Identity, as_root: bool) -> list[Finding]:
         if os.statvfs(WORKSPACE).f_flag & os.ST_RDONLY or not (
             as_root or os.access(WORKSPACE, os.W_OK)
         ):
-            found = f"{WORKSPACE} is the image's own copy, and uid {who.uid} can't write there"
+            found = f"{WORKSPACE} is the image's own copy, and uid {identity.uid} can't write there"
             return [Finding("workspace", "warning", found, "a folder of the host to work in", do)]
         return [Finding("workspace", "note", found, do=do), *disk(WORKSPACE)]
-    return [owner(folder, who), *disk(folder)]
+    return [owner(folder, identity), *disk(folder)]
 
 
-def owner(folder: Path, who: Identity) -> Finding:
+def owner(folder: Path, identity: Identity) -> Finding:
     """Whether the mounted workspace can be written to by who works there, tried with a file."""
     status = folder.stat()
     mine = f"{folder} belongs to {status.st_uid}:{status.st_gid}, work is done as {os.getuid()}:{os.getgid()}"
@@ -52,7 +53,9 @@ def owner(folder: Path, who: Identity) -> Finding:
         found = f"{mine} (mode {status.st_mode & 0o7777:04o}): {error.strerror}"
         own = 'sudo chown -R "$(id -u):$(id -g)" THE-FOLDER (root: 1000:1000)'
         do = f"On the host: {own}, or start with its owner: -e PUID=… -e PGID=…"
-        return Finding("workspace", "error", found, f"a folder that uid {who.uid} may write to", do)
+        return Finding(
+            "workspace", "error", found, f"a folder that uid {identity.uid} may write to", do
+        )
     if status.st_uid != os.getuid():
         do = f"-e PUID={status.st_uid} -e PGID={status.st_gid}" if status.st_uid else ""
         return Finding(

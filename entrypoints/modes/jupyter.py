@@ -7,13 +7,15 @@ from pathlib import Path
 
 from entrypoints.credentials import credential, new_token, read_secret
 from entrypoints.errors import EntrypointError, say
-from entrypoints.identity import Identity, give
+from entrypoints.files import write_file
+from entrypoints.identity import Identity
+from entrypoints.mode import Facts, Launch, Mode
 from entrypoints.paths import RUN
-from entrypoints.program import option, published_port, require_free_port, write_mode
+from entrypoints.ports import published_port, require_free_port
 
 PORT = 8888
 SERVERS = ("lab", "notebook", "server")
-QUESTIONS = (
+QUESTIONS = (  # of `jupyter` itself
     "--help",
     "-h",
     "--version",
@@ -21,10 +23,78 @@ QUESTIONS = (
     "--config-dir",
     "--data-dir",
     "--runtime-dir",
-)  # of `jupyter` itself
+)
 PORT_FLAGS = ("--port", "--ServerApp.port")
 TOKEN_FLAGS = ("--IdentityProvider.token", "--ServerApp.token", "--NotebookApp.token")
 BASE_FLAGS = ("--ServerApp.base_url", "--NotebookApp.base_url")
+
+Settings = dict[str, dict[str, str | bool]]
+
+
+class Jupyter(Mode):
+    """Claims `jupyter`, `jupyter lab …` and `jupyter notebook …`, but not, say, nbconvert."""
+
+    name = "jupyter"
+    program = "JupyterLab"
+    port = PORT
+    compose = "up"
+    uses_workspace = True
+
+    def claims(self, words: Sequence[str]) -> bool:
+        return words[0] == self.name and starts_server(words[1:])
+
+    def prepare(
+        self, words: Sequence[str], environment: Mapping[str, str], identity: Identity
+    ) -> Launch:
+        """Settle token, port and TLS, and print the link to click.
+
+        Raises:
+            EntrypointError: an empty token, a credential that can't be read, or a port in use.
+        """
+        arguments = words[1:]
+        given = option(arguments, TOKEN_FLAGS)
+        if given == "":
+            raise EntrypointError(
+                "An empty Jupyter token would open this server, and a shell, to everybody who "
+                "reaches its port. Leave the flag out (a token is made), "
+                "or set JUPYTER_TOKEN or JUPYTER_TOKEN_FILE."
+            )
+        token, hashed = credential(environment, "JUPYTER_TOKEN"), password_hash(environment)
+        port = port_of(arguments)
+        require_free_port(port, self.program)
+        certificate = tls_texts(environment)
+        made = new_token() if token is None and hashed is None and given is None else None
+        base = option(arguments, BASE_FLAGS) or environment.get("NB_PREFIX") or "/"
+        settings = server_settings(token or made, hashed, base)
+        folder = write_config(settings, certificate, identity)
+        scheme = "https" if certificate else "http"
+        address = f"{scheme}://127.0.0.1:{published_port(environment, 'JUPYTER_PORT', port)}"
+        page = "tree" if arguments[:1] == ["notebook"] else "lab"
+        link = f"{address}/{'/'.join(part for part in (base.strip('/'), page) if part)}"
+        note = f"?token={made}" if made else "   (log in with the credential you set)"
+        say(f"Jupyter: {link}{note}")
+        others = environment.get("JUPYTER_CONFIG_PATH")
+        path = f"{folder}{os.pathsep + others if others else ''}"
+        return Launch(
+            command(arguments),
+            environment={"JUPYTER_CONFIG_PATH": path},
+            facts={"port": port, "info": str(info_file(environment, identity))},
+        )
+
+    def problem(self, facts: Facts) -> str | None:
+        """Ask the server where it says that it listens: flags and configuration files count.
+
+        /api needs no login. The certificate is not what is asked here.
+        """
+        become(facts)
+        try:
+            info = json.loads(Path(facts["info"]).read_text())
+        except FileNotFoundError:
+            return f"JupyterLab has not started yet: there is no {facts['info']}"
+        from entrypoints import probe  # late: it brings http and ssl
+
+        status = probe.status_of(info, f"{info['base_url']}api")
+        return None if status == 200 else f"Jupyter answered {status}"
 
 
 def starts_server(arguments: Sequence[str]) -> bool:
@@ -36,44 +106,18 @@ def starts_server(arguments: Sequence[str]) -> bool:
 
 def command(arguments: Sequence[str]) -> list[str]:
     """The command to run: JupyterLab unless the caller names another server."""
-    server_unnamed = starts_server(arguments) and (not arguments or arguments[0] not in SERVERS)
-    return ["/opt/venv/bin/jupyter", *(["lab"] if server_unnamed else []), *arguments]
+    names_server = bool(arguments) and arguments[0] in SERVERS
+    return ["/opt/venv/bin/jupyter", *([] if names_server else ["lab"]), *arguments]
 
 
-def prepare(arguments: Sequence[str], environment: dict[str, str], identity: Identity) -> None:
-    """Settle token, port and TLS before the server starts, and print the link to click.
-
-    Raises:
-        EntrypointError: an empty token, a credential that can't be read, or a port in use.
-    """
-    if option(arguments, TOKEN_FLAGS) == "":
-        raise EntrypointError(
-            "An empty Jupyter token would open this server, and a shell, to everybody who reaches its port. "
-            "Leave the flag out (a token is made), or set JUPYTER_TOKEN or JUPYTER_TOKEN_FILE."
-        )
-    token = credential(environment, "JUPYTER_TOKEN")
-    hashed = credential(environment, "JUPYTER_PASSWORD_HASH")
-    if hashed is not None and not hashed.startswith("argon2:"):
-        raise EntrypointError(
-            "JUPYTER_PASSWORD_HASH is no argon2 hash; make one with: "
-            "python -c 'from jupyter_server.auth import passwd; print(passwd())'"
-        )
-    port = port_of(arguments)
-    require_free_port(port, "JupyterLab")
-    certificate = tls_texts(environment)
-    given = option(arguments, TOKEN_FLAGS)
-    made = new_token() if token is None and hashed is None and given is None else None
-    write_config(environment, identity, token or made, hashed, certificate)
-    scheme = "https" if certificate else "http"
-    base = (option(arguments, BASE_FLAGS) or "/").strip("/")
-    write_mode(mode="jupyter", scheme=scheme, port=port, base=f"/{base}/".replace("//", "/"))
-    address = f"{scheme}://127.0.0.1:{published_port(environment, 'JUPYTER_PORT', port)}"
-    link = f"{address}/{base + '/' if base else ''}{'tree' if arguments[:1] == ['notebook'] else 'lab'}"
-    say(
-        f"Jupyter: {link}?token={made}"
-        if made
-        else f"Jupyter: {link}   (log in with the credential you set)"
-    )
+def option(arguments: Sequence[str], names: Sequence[str]) -> str | None:
+    """The value of the last of these options in `--name=value` or `--name value` form, or None."""
+    value = None
+    for position, argument in enumerate(arguments):
+        name, equals, text = argument.partition("=")
+        if name in names:
+            value = text if equals else next(iter(arguments[position + 1 :]), "")
+    return value
 
 
 def port_of(arguments: Sequence[str]) -> int:
@@ -86,6 +130,21 @@ def port_of(arguments: Sequence[str]) -> int:
     if not text.isdecimal():
         raise EntrypointError(f"--port is {text!r}; give a number from 1 to 65535.")
     return int(text)
+
+
+def password_hash(environment: Mapping[str, str]) -> str | None:
+    """The password's hash in $JUPYTER_PASSWORD_HASH, or None.
+
+    Raises:
+        EntrypointError: it is no argon2 hash, or can't be read.
+    """
+    hashed = credential(environment, "JUPYTER_PASSWORD_HASH")
+    if hashed is not None and not hashed.startswith("argon2:"):
+        raise EntrypointError(
+            "JUPYTER_PASSWORD_HASH is no argon2 hash; make one with: "
+            "python -c 'from jupyter_server.auth import passwd; print(passwd())'"
+        )
+    return hashed
 
 
 def tls_texts(environment: Mapping[str, str]) -> dict[str, str]:
@@ -109,22 +168,9 @@ def tls_texts(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def write_config(
-    environment: dict[str, str],
-    identity: Identity,
-    token: str | None,
-    hashed: str | None,
-    certificate: dict[str, str],
-) -> None:
-    """Hand the credentials over in a file: a variable would be inherited by every kernel and
-    terminal."""
-    folder = RUN / "jupyter"
-    folder.mkdir(mode=0o755, exist_ok=True)
-    settings: dict[str, dict[str, str | bool]] = {
-        "IdentityProvider": {},
-        "PasswordIdentityProvider": {},
-        "ServerApp": {},
-    }
+def server_settings(token: str | None, hashed: str | None, base: str) -> Settings:
+    """Jupyter's own settings for these credentials; the flags and files of the user win."""
+    settings: Settings = {"IdentityProvider": {}, "ServerApp": {}}
     if token is not None or hashed is not None:
         settings["IdentityProvider"]["token"] = token or ""
     if hashed is not None:
@@ -132,25 +178,45 @@ def write_config(
             "hashed_password": hashed,
             "password_required": True,
         }
-    for (
-        name,
-        text,
-    ) in (
-        certificate.items()
-    ):  # copies: a key of mode 0600 is root's on the host, and the server is `dev`
-        settings["ServerApp"][name] = str(write_private(folder / name, text + "\n", identity))
+    if base != "/":  # Kubeflow's NB_PREFIX; a flag says the same once more
+        settings["ServerApp"]["base_url"] = base
+    return settings
+
+
+def write_config(settings: Settings, certificate: Mapping[str, str], identity: Identity) -> Path:
+    """Hand settings over in a file: a variable would be inherited by every kernel and terminal.
+
+    Returns the folder, for $JUPYTER_CONFIG_PATH.
+    """
+    folder = RUN / "jupyter"
+    folder.mkdir(mode=0o755, exist_ok=True)
+    owner = (identity.uid, identity.gid)
+    for name, text in certificate.items():
+        # A copy: a key of mode 0600 is root's on the host, and the server is `dev`.
+        file = write_file(folder / name, text + "\n", owner=owner)
+        settings["ServerApp"][name] = str(file)
     if identity.uid == 0:
         settings["ServerApp"]["allow_root"] = True
-    write_private(folder / "jupyter_server_config.json", json.dumps(settings), identity)
-    others = environment.get("JUPYTER_CONFIG_PATH")
-    environment["JUPYTER_CONFIG_PATH"] = f"{folder}{os.pathsep + others if others else ''}"
+    write_file(folder / "jupyter_server_config.json", json.dumps(settings), owner=owner)
+    return folder
 
 
-def write_private(file: Path, text: str, identity: Identity) -> Path:
-    """Write a file that only the identity may read."""
-    file.unlink(missing_ok=True)
-    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as output:
-        output.write(text)
-    if os.getuid() == 0:
-        give(file, identity.uid, identity.gid)
-    return file
+def info_file(environment: Mapping[str, str], identity: Identity) -> Path:
+    """Where the server writes down its address: it gets this process's id, and no fork.
+
+    The folder is found as jupyter_core.paths.jupyter_runtime_dir finds it.
+    """
+    data_home = environment.get("XDG_DATA_HOME") or identity.home / ".local/share"
+    data = environment.get("JUPYTER_DATA_DIR") or Path(data_home) / "jupyter"
+    runtime = environment.get("JUPYTER_RUNTIME_DIR") or Path(data) / "runtime"
+    return Path(runtime) / f"jpserver-{os.getpid()}.json"
+
+
+def become(facts: Facts) -> None:
+    """Become the server's user: its file is private, and root may lack DAC_OVERRIDE."""
+    if os.getuid() == 0 and facts["uid"] != 0:
+        os.setresgid(facts["gid"], facts["gid"], facts["gid"])
+        os.setresuid(facts["uid"], facts["uid"], facts["uid"])
+
+
+MODE = Jupyter()

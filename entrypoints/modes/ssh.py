@@ -6,79 +6,101 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from entrypoints.accounts import set_password
 from entrypoints.authorized_keys import operator_keys
 from entrypoints.credentials import new_password
 from entrypoints.errors import EntrypointError, say
-from entrypoints.identity import NAME, Identity, name_user
+from entrypoints.identity import NAME, Identity
+from entrypoints.mode import Facts, Launch, Mode
 from entrypoints.paths import RUN, STATE
-from entrypoints.program import published_port, require_free_port, write_mode
+from entrypoints.ports import is_listened_on, published_port, require_free_port
 
 SSHD = "/usr/sbin/sshd"
 PORT = 2222
-PRIVATE = ".ssh-server"  # in the home, for what a start with --user keeps: sshd wants a folder no other can write to
+SSHD_PORT = 22  # sshd's own default
+# In the home, for what a start with --user keeps: sshd wants a folder that no other can write to.
+PRIVATE = ".ssh-server"
 
 
-def is_sshd(word: str) -> bool:
-    """Whether the caller wrote sshd himself, as the article does: `/usr/sbin/sshd -D`."""
-    return word in ("sshd", SSHD)
+class Ssh(Mode):
+    """Claims `ssh`, and sshd as people write it themselves: `/usr/sbin/sshd -D`, on port 22."""
+
+    name = "ssh"
+    program = "sshd"
+    port = PORT
+    compose = "up"
+    uses_workspace = True
+
+    def claims(self, words: Sequence[str]) -> bool:
+        return words[0] in (self.name, "sshd", SSHD)
+
+    def prepare(
+        self, words: Sequence[str], environment: Mapping[str, str], identity: Identity
+    ) -> Launch:
+        """Settle keys, password, host key and port.
+
+        Raises:
+            EntrypointError: a key that is none, no key with SSH_REQUIRE_KEY=1, no place for the
+                host key, flags that sshd refuses, a port in use.
+        """
+        arguments = words[1:]
+        as_root = os.getuid() == 0
+        if as_root:
+            make_system_files()
+        default_port = PORT if words[0] == self.name else SSHD_PORT
+        port = listening_port(arguments, default_port)
+        require_free_port(port, self.program)
+        keys = operator_keys(environment)
+        users = [NAME, "root"] if as_root else [identity.name]
+        folder = RUN if as_root else identity.home / PRIVATE
+        folder.mkdir(mode=0o700, exist_ok=True)
+        authorized = install_keys(folder / "authorized_keys", keys, users)
+        password = None if keys or has_own_keys(identity) else one_time_password(environment)
+        if password:
+            set_password(identity, hashed(password))
+        host_key = ensure_host_key(identity)
+        announce(environment, users, port, password, host_key)
+        options = [
+            *(["-p", str(port)] if port == default_port else []),
+            *("-h", str(host_key)),
+            *("-o", f"PasswordAuthentication={'yes' if password else 'no'}"),
+            *("-o", f"AuthorizedKeysFile={authorized}/%u .ssh/authorized_keys"),
+        ]
+        own = [argument for argument in arguments if argument not in ("-D", "-e")]
+        return Launch([SSHD, "-D", "-e", *options, *own], as_root=True, facts={"port": port})
+
+    def problem(self, facts: Facts) -> str | None:
+        """sshd listens. A connection that says nothing would be a line in its log each time."""
+        if is_listened_on(int(facts["port"])):
+            return None
+        return f"nothing listens on port {facts['port']}"
 
 
-def port_of(arguments: Sequence[str], default: int) -> int:
-    """The port in sshd's own flags (`-p 22`, `-p22`, `-oPort=22`), else the default."""
-    for position, argument in enumerate(arguments):
-        text = (
-            argument[2:] or next(iter(arguments[position + 1 :]), "")
-            if argument.startswith("-p")
-            else ""
-        )
-        for form in (
-            argument,
-            next(iter(arguments[position + 1 :]), "") if argument == "-o" else "",
-        ):
-            name, equals, value = form.removeprefix("-o").partition("=")
-            text = value if equals and name.strip().lower() == "port" else text
-        if text.strip().isdecimal():
-            return int(text)
-    return default
+def make_system_files() -> None:
+    """Make what sshd wants in /run, which may be a fresh tmpfs."""
+    Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # for its privilege separation
+    Path("/run/utmp").touch(mode=0o644)  # who is logged in; without it each logout is a complaint
 
 
-def prepare(
-    arguments: Sequence[str], environment: Mapping[str, str], identity: Identity, default_port: int
-) -> list[str]:
-    """Settle keys, password, host key and port; return the sshd command to run.
+def listening_port(arguments: Sequence[str], default: int) -> int:
+    """The port sshd listens on with the caller's flags and files. sshd itself is asked (9 ms).
 
     Raises:
-        EntrypointError: a key that is none, no key with SSH_REQUIRE_KEY=1, no place for the host
-        key, a port in use.
+        EntrypointError: sshd refuses the flags.
     """
-    port = port_of(arguments, default_port)
-    require_free_port(port, "sshd")
-    keys = operator_keys(environment)
-    users = [NAME, "root"] if os.getuid() == 0 else [identity.name]
-    folder = RUN if os.getuid() == 0 else identity.home / PRIVATE
-    folder.mkdir(mode=0o700, exist_ok=True)
-    authorized = install_keys(folder / "authorized_keys", keys, users)
-    password = None if keys or personal_keys(identity) else first_password(environment)
-    name_user(identity, hashed(password) if password else "*")
-    if os.getuid() == 0:
-        Path("/run/sshd").mkdir(
-            mode=0o755, exist_ok=True
-        )  # sshd's privilege separation; /run may be a fresh tmpfs
-        Path("/run/utmp").touch(
-            mode=0o644
-        )  # who is logged in; without it sshd complains at each logout
-    host_key = ensure_host_key(identity)
-    write_mode(mode="ssh", port=port)
-    announce(environment, users, port, password, host_key)
-    options = (
-        ["-e", "-p", str(port), "-h", str(host_key)]
-        if port == default_port
-        else ["-e", "-h", str(host_key)]
+    if not arguments:
+        return default
+    # A port in the flags comes beside the default one; sshd's own default stands for itself.
+    ours = [] if default == SSHD_PORT else ["-p", str(default)]
+    asked = subprocess.run(
+        [SSHD, "-G", *arguments, *ours], capture_output=True, text=True, check=False
     )
-    options += ["-o", f"PasswordAuthentication={'yes' if password else 'no'}"]
-    options += ["-o", f"AuthorizedKeysFile={authorized}/%u .ssh/authorized_keys"]
-    own = [argument for argument in arguments if argument not in ("-D", "-e")]
-    return [SSHD, "-D", *options, *own]
+    if asked.returncode:
+        reason = (asked.stderr.strip().splitlines() or [f"exit code {asked.returncode}"])[0]
+        raise EntrypointError(f"sshd refuses `{' '.join(arguments)}`: {reason.rstrip('.')}.")
+    lines = [line.split() for line in asked.stdout.splitlines()]
+    ports = [int(line[1].rpartition(":")[2]) for line in lines if line[0] == "listenaddress"]
+    return next((port for port in ports if port != default), default)
 
 
 def install_keys(folder: Path, keys: Sequence[str], users: Sequence[str]) -> Path:
@@ -92,8 +114,8 @@ def install_keys(folder: Path, keys: Sequence[str], users: Sequence[str]) -> Pat
     return folder
 
 
-def personal_keys(identity: Identity) -> bool:
-    """Whether the user has put keys into his home himself (`ssh-copy-id` into the home volume)."""
+def has_own_keys(identity: Identity) -> bool:
+    """Whether the user has put keys into the home themselves (`ssh-copy-id` into a volume)."""
     try:
         lines = (identity.home / ".ssh/authorized_keys").read_text().splitlines()
     except (OSError, UnicodeDecodeError):
@@ -101,7 +123,7 @@ def personal_keys(identity: Identity) -> bool:
     return any(line.strip() and not line.lstrip().startswith("#") for line in lines)
 
 
-def first_password(environment: Mapping[str, str]) -> str:
+def one_time_password(environment: Mapping[str, str]) -> str:
     """A password for this start, unless keys are required.
 
     Raises:
@@ -109,15 +131,18 @@ def first_password(environment: Mapping[str, str]) -> str:
     """
     if environment.get("SSH_REQUIRE_KEY", "").strip() not in ("", "0"):
         raise EntrypointError(
-            "SSH_REQUIRE_KEY is set, and there is no public key. Give one by SSH_PUBLIC_KEY, SSH_PUBLIC_KEY_FILE "
-            'or a mounted authorized_keys: SSH_PUBLIC_KEY="$(cat ~/.ssh/id_ed25519.pub)"'
+            "SSH_REQUIRE_KEY is set, and there is no public key. Give one by SSH_PUBLIC_KEY, "
+            "SSH_PUBLIC_KEY_FILE or a mounted authorized_keys: "
+            'SSH_PUBLIC_KEY="$(cat ~/.ssh/id_ed25519.pub)"'
         )
     return new_password()
 
 
 def hashed(password: str) -> str:
-    """The SHA-512 crypt hash of a password, for shadow(5). It goes through a pipe: arguments can be
-    seen by others."""
+    """The SHA-512 crypt hash of a password, for shadow(5).
+
+    The password goes through a pipe: other users can see the arguments of a command.
+    """
     command = ["openssl", "passwd", "-6", "-stdin"]
     return subprocess.run(
         command, input=password, capture_output=True, text=True, check=True
@@ -132,11 +157,8 @@ def ensure_host_key(identity: Identity) -> Path:
         EntrypointError: neither the volume nor the home can be written to.
     """
     shared = STATE / "ssh"
-    folder = (
-        shared
-        if os.access(shared, os.W_OK) or os.access(STATE, os.W_OK)
-        else identity.home / PRIVATE
-    )
+    may_share = os.access(shared, os.W_OK) or os.access(STATE, os.W_OK)
+    folder = shared if may_share else identity.home / PRIVATE
     key = folder / "ssh_host_ed25519_key"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -145,7 +167,8 @@ def ensure_host_key(identity: Identity) -> Path:
             subprocess.run(command, check=True, capture_output=True, text=True)
     except (OSError, subprocess.CalledProcessError) as error:
         raise EntrypointError(
-            f"The ssh host key can't be written to {folder} ({error}). Mount a volume there: -v ssh-state:{STATE}"
+            f"The ssh host key can't be written to {folder} ({error}). "
+            f"Mount a volume there: -v ssh-state:{STATE}"
         ) from error
     return key
 
@@ -161,10 +184,8 @@ def announce(
 ) -> None:
     """Print how to log in, and a block for the client's ~/.ssh/config."""
     published = published_port(environment, "SSH_PORT", port)
-    say(
-        f"ssh: ssh -p {published} {users[0]}@127.0.0.1"
-        + ("   (or root@127.0.0.1)" if len(users) > 1 else "")
-    )
+    others = "".join(f"   (or {user}@127.0.0.1)" for user in users[1:])
+    say(f"ssh: ssh -p {published} {users[0]}@127.0.0.1{others}")
     say(f"ssh: host key {fingerprint(key)} (ED25519)")
     if password:
         say(f"ssh: no public key was given; one-time password: {password}")
@@ -177,3 +198,6 @@ def announce(
         f"    User {users[0]}",
     ):
         say(line)
+
+
+MODE = Ssh()

@@ -54,7 +54,7 @@ SHM = "--shm-size=1g"
         ),
         (["jupyter", "lab", "--port=abc"], [], 2, "--port is 'abc'; give a number from 1 to 65535"),
         (["jupyter", "--port", "99999"], [], 2, "JupyterLab can't listen on port 99999"),
-        (["ssh", "-p", "99999"], [], 2, "sshd can't listen on port 99999"),
+        (["ssh", "-p", "99999"], [], 2, "sshd refuses `-p 99999`: Bad port number"),
         (
             ["jupyter"],
             ["--env=JUPYTER_CERTFILE=/nowhere", "--env=JUPYTER_KEYFILE=/nowhere"],

@@ -247,6 +247,33 @@ def test_other_port_and_base_url_are_followed_by_link_and_health_check() -> None
         wait_until(lambda: container.health() == "healthy", "healthy")
 
 
+def test_health_check_follows_configuration_files_and_no_proxy(tmp_path: Path) -> None:
+    """With the least capabilities: root can't read the user's files there."""
+    settings = {"ServerApp": {"port": 9002, "base_url": "/of-a-file/"}}
+    (tmp_path / "jupyter_server_config.json").write_text(json.dumps(settings))
+    tmp_path.chmod(0o755)
+    options = [
+        f"--volume={tmp_path}:/home/dev/.jupyter:ro",
+        "--env=HTTP_PROXY=http://127.0.0.1:9",
+        "--env=http_proxy=http://127.0.0.1:9",
+        "--cap-drop=ALL",
+        *(f"--cap-add={name}" for name in ("CHOWN", "KILL", "SETGID", "SETUID")),
+    ]
+    with started("jupyter", options=["--shm-size=1g", *options]) as container:
+        wait_until(lambda: container.health() == "healthy", "healthy")
+        assert "http://127.0.0.1:9002/of-a-file/lab" in container.log()
+
+
+def test_kubeflow_s_prefix_and_a_unix_socket_are_followed_by_the_health_check() -> None:
+    prefix = "/notebook/team/mine"
+    options = ["--shm-size=1g", f"--env=NB_PREFIX={prefix}"]
+    with started("jupyter", "lab", "--ServerApp.sock=/tmp/sock", options=options) as container:
+        container.wait_for_log(rf"Jupyter: http://127\.0\.0\.1:8888{prefix}/lab\?token=\w+$")
+        wait_until(lambda: container.health() == "healthy", "healthy")
+        asked = ["curl", "-s", "--unix-socket", "/tmp/sock", f"http://localhost{prefix}/api"]
+        assert "version" in json.loads(container.execute(*asked, user="dev"))
+
+
 def test_tls_by_certificate_files_also_with_a_key_only_root_may_read(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "tls")
     subject = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]

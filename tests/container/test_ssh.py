@@ -1,5 +1,6 @@
 """The ssh door, opened with the real client."""
 
+import json
 import re
 import subprocess
 import time
@@ -241,3 +242,33 @@ def test_health_check_leaves_no_line_in_the_log(server: Container, ssh: Ssh) -> 
     assert re.sub(r".*(Accepted|Connection|Starting|Disconnected).*\n", "", server.log()) == re.sub(
         r".*(Accepted|Connection|Starting|Disconnected).*\n", "", before
     )
+
+
+PORTS = [
+    # (flags, the mode's default port, where sshd listens)
+    (["-D"], 22, 22),
+    (["-D", "-p", "2200"], 22, 2200),
+    (["-p2200"], 22, 2200),
+    (["-oPort=2200"], 22, 2200),
+    (["-o", "port=2200"], 22, 2200),
+    (["-o", "LogLevel=DEBUG"], 22, 22),
+    (["-dp", "2200"], 22, 2200),
+    (["-o", "ListenAddress=0.0.0.0:2200"], 22, 2200),
+    (["-f", "/tmp/sshd_config"], 22, 2200),
+    (["-o", "LogLevel=DEBUG"], 2222, 2222),
+    (["-p", "22"], 2222, 22),
+    (["-oPort 2200"], 2222, 2200),
+]
+
+
+def test_port_in_sshd_s_own_flags_and_files() -> None:
+    script = (
+        "import json, pathlib, sys; sys.path.insert(0, '/opt')\n"
+        "from entrypoints.modes.ssh import listening_port\n"
+        "pathlib.Path('/tmp/sshd_config').write_text('Port 2200\\n')\n"
+        "asked = json.loads(sys.argv[1])\n"
+        "print(json.dumps([listening_port(flags, default) for flags, default, _ in asked]))"
+    )
+    command = ["-I", "-c", script, json.dumps(PORTS)]
+    done = run_once(*command, options=["--entrypoint=/usr/bin/python3"])
+    assert json.loads(done.stdout or "[]") == [port for _, _, port in PORTS], done.stderr

@@ -23,7 +23,7 @@ PROJECT = f"up-{os.getpid()}"
 @pytest.fixture
 def clone(tmp_path: Path) -> Iterator[Path]:
     """The files `make` needs, without a .env of the host's user."""
-    for name in ("host", "compose", "workspace"):
+    for name in ("host", "entrypoints", "compose", "workspace"):
         shutil.copytree(
             ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("runs", "__pycache__")
         )

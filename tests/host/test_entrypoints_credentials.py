@@ -106,8 +106,8 @@ def test_password_hash_is_sha512_crypt_with_its_own_salt() -> None:
 @pytest.mark.parametrize("text", ["1", "yes"])
 def test_required_key_leaves_no_password(text: str) -> None:
     with pytest.raises(EntrypointError, match="SSH_REQUIRE_KEY is set, and there is no public key"):
-        ssh.first_password({"SSH_REQUIRE_KEY": text})
-    assert ssh.first_password({"SSH_REQUIRE_KEY": "0"}) != ssh.first_password({})
+        ssh.one_time_password({"SSH_REQUIRE_KEY": text})
+    assert ssh.one_time_password({"SSH_REQUIRE_KEY": "0"}) != ssh.one_time_password({})
 
 
 def test_installed_keys_are_this_start_s_alone(tmp_path: Path) -> None:

@@ -3,15 +3,19 @@ shell reads."""
 
 import json
 import os
+import re
+import shutil
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from entrypoints import environment, health, identity, limits, program
+from entrypoints import environment, health, identity, limits, modes, mounts, ports
 from entrypoints.errors import EntrypointError
-from entrypoints.modes import jupyter, ssh
+from entrypoints.modes import jupyter
+from tests.support import ROOT
 
 
 def cgroup(folder: Path, files: dict[str, str]) -> Path:
@@ -52,15 +56,15 @@ def folder(path: Path, owner: int) -> Path:
 def test_workspace_itself_counts_before_what_is_mounted_below(tmp_path: Path) -> None:
     workspace = folder(tmp_path / "workspace", 0)
     code = folder(workspace / "code", 1234)
-    assert identity.mounted_workspace([code, workspace], workspace) == workspace
+    assert mounts.mounted_workspace([code, workspace], workspace) == workspace
 
 
 def test_of_mounts_below_the_user_s_own_counts(tmp_path: Path) -> None:
     workspace = tmp_path / "workspace"
     assets, code = folder(workspace / "assets", 0), folder(workspace / "code", 1234)
-    assert identity.mounted_workspace([assets, code, Path("/proc")], workspace) == code
-    assert identity.mounted_workspace([assets], workspace) == assets
-    assert identity.mounted_workspace([Path("/proc"), tmp_path / "workspace2"], workspace) is None
+    assert mounts.mounted_workspace([assets, code, Path("/proc")], workspace) == code
+    assert mounts.mounted_workspace([assets], workspace) == assets
+    assert mounts.mounted_workspace([Path("/proc"), tmp_path / "workspace2"], workspace) is None
 
 
 def test_mount_points_with_blanks_are_read(tmp_path: Path) -> None:
@@ -69,7 +73,7 @@ def test_mount_points_with_blanks_are_read(tmp_path: Path) -> None:
         "36 35 98:0 /mnt1 /workspace/my\\040code rw,noatime master:1 - ext3 /dev/root rw\n"
         "37 35 0:5 /var/lib/docker/volumes/home/_data /home/dev rw - ext4 /dev/vda rw\n"
     )
-    assert identity.mounts(table) == {
+    assert mounts.mounts(table) == {
         Path("/workspace/my code"): "/mnt1",
         Path("/home/dev"): "/var/lib/docker/volumes/home/_data",
     }
@@ -107,7 +111,9 @@ def test_root_of_a_user_namespace_is_known(tmp_path: Path, line: str, expected: 
 )
 def test_which_jupyter(arguments: list[str], serves: bool, command: list[str]) -> None:
     assert jupyter.starts_server(arguments) is serves
-    assert jupyter.command(arguments) == ["/opt/venv/bin/jupyter", *command]
+    assert modes.claimed_by(["jupyter", *arguments]).name == ("jupyter" if serves else "program")
+    if serves:
+        assert jupyter.command(arguments) == ["/opt/venv/bin/jupyter", *command]
 
 
 @pytest.mark.parametrize(
@@ -120,22 +126,7 @@ def test_which_jupyter(arguments: list[str], serves: bool, command: list[str]) -
     ],
 )
 def test_option_in_both_forms_and_the_last_wins(arguments: list[str], value: str | None) -> None:
-    assert program.option(arguments, ["--port"]) == value
-
-
-@pytest.mark.parametrize(
-    ("arguments", "port"),
-    [
-        (["-D"], 22),
-        (["-D", "-p", "2200"], 2200),
-        (["-p2200"], 2200),
-        (["-oPort=2200"], 2200),
-        (["-o", "port=2200"], 2200),
-        (["-o", "LogLevel=DEBUG"], 22),
-    ],
-)
-def test_port_in_sshd_s_own_flags(arguments: list[str], port: int) -> None:
-    assert ssh.port_of(arguments, 22) == port
+    assert jupyter.option(arguments, ["--port"]) == value
 
 
 def test_port_in_use_or_out_of_range_is_refused() -> None:
@@ -143,10 +134,10 @@ def test_port_in_use_or_out_of_range_is_refused() -> None:
         other.bind(("", 0))
         other.listen()
         with pytest.raises(EntrypointError, match="Address already in use"):
-            program.require_free_port(other.getsockname()[1], "sshd")
+            ports.require_free_port(other.getsockname()[1], "sshd")
     for port in (0, 65536):
         with pytest.raises(EntrypointError, match=f"can't listen on port {port}"):
-            program.require_free_port(port, "sshd")
+            ports.require_free_port(port, "sshd")
 
 
 @pytest.mark.parametrize(
@@ -154,7 +145,7 @@ def test_port_in_use_or_out_of_range_is_refused() -> None:
     [({"P": "9999"}, "9999"), ({}, "1"), ({"P": ""}, "1"), ({"P": "tcp://10.0.0.1:8888"}, "1")],
 )
 def test_published_port_is_shown_where_it_is_one(given: dict[str, str], shown: str) -> None:
-    assert program.published_port(given, "P", 1) == shown
+    assert ports.published_port(given, "P", 1) == shown
 
 
 AWKWARD = 'it\'s "quoted" $HOME `id` \\ and\nhas a second line'
@@ -194,12 +185,39 @@ def test_health(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, facts: object, 
 
 
 def test_health_of_sshd_is_a_listening_port_and_not_an_old_connection() -> None:
+    ssh = modes.named("ssh")
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         port = server.getsockname()[1]
-        assert "nothing listens" in (health.ssh({"port": port}) or "")
+        assert "nothing listens" in (ssh.problem({"port": port}) or "")
         server.listen()
-        assert health.ssh({"port": port}) is None
+        assert ssh.problem({"port": port}) is None
         with socket.create_connection(("127.0.0.1", port)), server.accept()[0]:
             server.close()
-            assert "nothing listens" in (health.ssh({"port": port}) or "")
+            assert "nothing listens" in (ssh.problem({"port": port}) or "")
+
+
+def test_a_new_file_is_a_new_mode_everywhere(tmp_path: Path) -> None:
+    """The container's start, its error text and the host's `make` find it without another edit."""
+    for name in ("entrypoints", "host"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    (tmp_path / "entrypoints/modes/lab.py").write_text(
+        "from entrypoints.mode import Mode\n"
+        "class Lab(Mode):\n    name, compose, port = 'lab', 'up', 9\nMODE = Lab()\n"
+    )
+    script = (
+        "from entrypoints import modes, execute; from host.up import SERVICES\n"
+        "print(modes.claimed_by(['lab']).name, modes.claimed_by(['x']).name, SERVICES['lab'])\n"
+        "execute.execute(['trian'], {})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.split() == ["lab", "program", "up"], done.stderr
+    assert "(jupyter, ssh, train, doctor, lab)" in done.stderr
+
+
+def test_every_compose_service_is_a_mode() -> None:
+    composed = (ROOT / "docker-compose.yml").read_text().partition("\nservices:\n")[2]
+    services = re.findall(r"^  (\w+):$", composed.partition("\nvolumes:\n")[0], re.MULTILINE)
+    assert services == [mode.name for mode in modes.MODES if mode.compose]

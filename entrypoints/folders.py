@@ -1,0 +1,72 @@
+"""The folders that a start needs, and whose they are."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from entrypoints.accounts import UNNAMED
+from entrypoints.errors import EntrypointError, warn
+from entrypoints.files import give
+from entrypoints.identity import DEFAULT_ID, Identity
+from entrypoints.mounts import is_read_only, is_volume, mounts
+from entrypoints.paths import HOME, RUN, WORKSPACE
+
+# What the image puts into the home, and a new volume there takes over from it.
+HOME_FILES = (".bashrc", ".profile", ".bash_logout", ".ssh", ".cache", ".local", ".vscode-server")
+
+
+def make_run_folder() -> None:
+    """Make /run/pytorch-cuda; after a start as root only root can write there.
+
+    Raises:
+        EntrypointError: it can't be written to.
+    """
+    try:
+        for folder in (RUN, UNNAMED):
+            folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+            if folder.stat().st_uid == os.getuid():
+                folder.chmod(0o755)  # the image has them open to all, for starts with --user
+        if not os.access(RUN, os.W_OK):
+            raise PermissionError(f"{RUN} belongs to uid {RUN.stat().st_uid}")
+    except OSError as error:
+        # Docker's tmpfs on /run is root's alone.
+        place = "/run" if os.getuid() == 0 else f"{RUN}:mode=1777"
+        raise EntrypointError(
+            f"{RUN} can't be written to ({error}). "
+            f"With a read-only root it needs a place of its own: --tmpfs {place}"
+        ) from error
+
+
+def give_image_folders(identity: Identity) -> None:
+    """Give what the image put there, home and workspace, to the identity.
+
+    Walks nothing that the user made. A folder of the host stays as it is; a volume is the
+    container's own.
+    """
+    if os.getuid() != 0:
+        return
+    points = mounts()
+    if WORKSPACE not in points and not is_read_only(WORKSPACE):  # the image's own copy
+        take_over([WORKSPACE], identity)
+    if identity.home != HOME:
+        return
+    if HOME not in points or is_volume(points[HOME]):
+        names = (*HOME_FILES, ".vscode-server/extensions")
+        take_over([HOME, *(HOME / name for name in names)], identity)
+    owner = HOME.stat().st_uid
+    if owner != identity.uid:
+        warn(
+            f"{HOME} belongs to uid {owner}, not to {identity.uid}, which may not be able to write "
+            f"there. Start with PUID={owner or identity.uid}, "
+            "or give the folder or volume over once with chown -R."
+        )
+
+
+def take_over(paths: Iterable[Path], identity: Identity) -> None:
+    """Give these to the identity, except what an earlier start gave to somebody else."""
+    for path in paths:
+        if not path.exists():
+            continue
+        owner = path.lstat().st_uid
+        if owner in (0, DEFAULT_ID) and owner != identity.uid:
+            give(path, identity.uid, identity.gid)
