@@ -5,6 +5,7 @@ environment of sessions, dropped privileges, the program.
 """
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -37,6 +38,10 @@ def main(words: list[str]) -> int:
     except EntrypointError as error:
         say(f"error: {error}")
         return error.exit_code
+    except (OSError, subprocess.SubprocessError) as error:
+        # A limit, mount or file system that nobody thought of; the words are the kernel's.
+        say(f"error: mode {mode.name} can't start: {error}")
+        return 2
 
 
 def start(mode: Mode, words: list[str]) -> NoReturn:

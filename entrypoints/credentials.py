@@ -1,5 +1,6 @@
 """Credentials given by variable or file, and those made when none is given."""
 
+import codecs
 import secrets
 import string
 from collections.abc import Mapping
@@ -19,38 +20,64 @@ def credential(environment: Mapping[str, str], name: str) -> str | None:
         EntrypointError: both are set, or what is set is empty or can't be read.
     """
     value, file = environment.get(name), environment.get(f"{name}_FILE")
+    file = unquoted(file) if file is not None else None
     if value is not None and file is not None:
         raise EntrypointError(f"Both {name} and {name}_FILE are set; keep one of them.")
     if file is not None:
         return read_secret(Path(file), f"{name}_FILE")
-    if value is not None and not value.strip():
+    if value is not None and not unquoted(value):
         raise EntrypointError(
             f"{name} is set but empty; give it a value, or leave it unset and one is made for you."
         )
-    return value.strip() if value is not None else None
+    return unquoted(value) if value is not None else None
+
+
+def unquoted(text: str) -> str:
+    """A value without blanks and quotes around it: `--env-file` keeps quotes (moby#46773)."""
+    text = text.strip()
+    quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
+    return text[1:-1].strip() if quoted else text
+
+
+def decoded(content: bytes) -> str:
+    """The text of a file as people save it on Windows, too: UTF-8 with a mark, or UTF-16.
+
+    PowerShell 5 writes UTF-16 by `>` and a mark by `-Encoding utf8` (PowerShell/Win32-OpenSSH#2070).
+
+    Raises:
+        UnicodeDecodeError: it is neither.
+    """
+    utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return content.decode("utf-16" if utf16 else "utf-8-sig")
 
 
 def read_secret(path: Path, variable: str) -> str:
-    """The stripped content of a secret's file.
+    """The content of a secret's file, without blanks and quotes around it.
 
     Raises:
-        EntrypointError: it is missing, unreadable or empty; its path and mode are named, its
-        content is not.
+        EntrypointError: it is missing, unreadable, no text or empty; its path and mode are named,
+            its content is not.
     """
     try:
-        text = path.read_text(encoding="utf-8").strip()
+        text = unquoted(decoded(path.read_bytes()))
     except FileNotFoundError as error:
         raise EntrypointError(
             f"{variable} names {path}, which is not there; mount it, or correct the path."
         ) from error
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise EntrypointError(
+            f"{variable} names {path} (mode {mode_of(path)}), which is no text; save it as UTF-8."
+        ) from error
+    except OSError as error:
         raise EntrypointError(
             f"{variable} names {path} (mode {mode_of(path)}), which can't be read: {error}. "
-            "Give it to the container's user (chown), or make it readable (chmod 0444 in a folder of mode 0700)."
+            "Give it to the container's user (chown), or make it readable "
+            "(chmod 0444 in a folder of mode 0700)."
         ) from error
     if not text:
         raise EntrypointError(
-            f"{variable} names {path} (mode {mode_of(path)}), which is empty; put the secret into it."
+            f"{variable} names {path} (mode {mode_of(path)}), which is empty; "
+            "put the secret into it."
         )
     return text
 

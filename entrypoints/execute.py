@@ -16,7 +16,7 @@ def execute(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
         EntrypointError: there is no such program (exit code 127), or it can't be run (126), as in a
             shell.
     """
-    program = shutil.which(command[0], path=environment.get("PATH", os.defpath))
+    program = shutil.which(command[0], path=environment.get("PATH") or os.defpath)
     if program is None:
         names = ", ".join(mode.name for mode in modes.NAMED)
         raise EntrypointError(

@@ -21,7 +21,7 @@ def write_file(
     aside = path.with_name(f".{path.name}.new")
     aside.unlink(missing_ok=True)
     descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+    with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
         os.fchmod(descriptor, mode)  # whatever the umask
         file.write(text)
     if owner is not None and os.getuid() == 0:

@@ -1,7 +1,7 @@
 """The folders that a start needs, and whose they are."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from entrypoints.accounts import UNNAMED
@@ -46,11 +46,11 @@ def give_image_folders(identity: Identity) -> None:
     if os.getuid() != 0:
         return
     points = mounts()
-    if WORKSPACE not in points and not is_read_only(WORKSPACE):  # the image's own copy
+    if is_containers_own(WORKSPACE, points):
         take_over([WORKSPACE], identity)
     if identity.home != HOME:
         return
-    if HOME not in points or is_volume(points[HOME]):
+    if is_containers_own(HOME, points):
         names = (*HOME_FILES, ".vscode-server/extensions")
         take_over([HOME, *(HOME / name for name in names)], identity)
     owner = HOME.stat().st_uid
@@ -60,6 +60,12 @@ def give_image_folders(identity: Identity) -> None:
             f"there. Start with PUID={owner or identity.uid}, "
             "or give the folder or volume over once with chown -R."
         )
+
+
+def is_containers_own(folder: Path, points: Mapping[Path, str]) -> bool:
+    """Whether a folder is the image's own copy or a volume, and can be written to."""
+    is_own = folder not in points or is_volume(points[folder])
+    return is_own and not is_read_only(folder)
 
 
 def take_over(paths: Iterable[Path], identity: Identity) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from entrypoints.credentials import unquoted
 from entrypoints.errors import EntrypointError
 from entrypoints.files import give
 from entrypoints.mounts import is_read_only, mounted_workspace, mounts
@@ -52,7 +53,7 @@ def choose_identity(environment: Mapping[str, str]) -> Identity:
 
 
 def _number(environment: Mapping[str, str], name: str) -> int | None:
-    text = environment.get(name, "").strip()
+    text = unquoted(environment.get(name, ""))
     if not text:
         return None
     if not text.isdecimal() or not 0 < int(text) <= HIGHEST_ID:
@@ -77,7 +78,7 @@ def root_is_root_outside(table: Path = Path("/proc/self/uid_map")) -> bool:
 def usable_home(environment: Mapping[str, str]) -> Path:
     """A home that a start with `--user` can write to: $HOME, else /home/dev, else one in /tmp."""
     for home in (Path(environment.get("HOME", "/")), HOME):
-        if home != Path("/") and os.access(home, os.W_OK):
+        if home.is_absolute() and home != Path("/") and os.access(home, os.W_OK):
             return home
     return home_under_tmp(f"home-{os.getuid()}")
 

@@ -1,5 +1,6 @@
 """The container's limits: what the cgroup allows, and what follows from it."""
 
+import math
 import os
 import resource
 from collections.abc import MutableMapping
@@ -9,9 +10,8 @@ from entrypoints.errors import warn
 
 CGROUP = Path("/sys/fs/cgroup")
 SHM = Path("/dev/shm")
-SHM_NEEDED = (
-    1 << 30
-)  # bytes; Docker's 64 MB kills DataLoader workers with "Bus error" (pytorch#5040)
+# Bytes; Docker's 64 MB kills DataLoader workers with "Bus error" (pytorch#5040).
+SHM_NEEDED = 1 << 30
 
 
 def _read(path: Path) -> str:
@@ -22,8 +22,10 @@ def _read(path: Path) -> str:
 
 
 def cpu_quota(cgroup: Path = CGROUP) -> float | None:
-    """CPUs the cgroup lets us use (`docker run --cpus`), or None where there is no quota. cgroup
-    v2, else v1."""
+    """CPUs the cgroup lets us use (`docker run --cpus`), or None without a quota.
+
+    cgroup v2, else v1.
+    """
     fields = _read(cgroup / "cpu.max").split()
     if len(fields) != 2:
         v1 = cgroup / "cpu"
@@ -38,8 +40,7 @@ def cpu_quota(cgroup: Path = CGROUP) -> float | None:
 
 
 def memory_limit(cgroup: Path = CGROUP) -> int | None:
-    """Bytes of memory the cgroup lets us use, or None where there is no limit. cgroup v2, else
-    v1."""
+    """Bytes of memory the cgroup lets us use, or None without a limit. cgroup v2, else v1."""
     text = _read(cgroup / "memory.max") or _read(cgroup / "memory" / "memory.limit_in_bytes")
     if not text or text == "max":
         return None
@@ -47,10 +48,14 @@ def memory_limit(cgroup: Path = CGROUP) -> int | None:
 
 
 def usable_cpus(cgroup: Path = CGROUP) -> int:
-    """Whole CPUs to plan threads for: the least of affinity and quota, at least 1."""
+    """CPUs to plan threads for: the least of affinity and quota, at least 1.
+
+    A quota is rounded up, as the JVM, Go and joblib do and as amptrain does: one thread can't use
+    a quota of 1.5, and two are held back for a quarter of the time only where both compute.
+    """
     quota = cpu_quota(cgroup)
     affinity = len(os.sched_getaffinity(0))
-    return max(1, min(affinity, int(quota)) if quota is not None else affinity)
+    return affinity if quota is None else max(1, min(affinity, math.ceil(quota)))
 
 
 def limit_threads(environment: MutableMapping[str, str]) -> None:
@@ -65,17 +70,29 @@ def limit_threads(environment: MutableMapping[str, str]) -> None:
 
 
 def raise_open_files() -> None:
-    """Raise the soft limit of open files to the hard one: Docker 29 starts with 1024, too few for
-    data loaders."""
+    """Raise the soft limit of open files to the hard one.
+
+    Docker 29 starts with 1024, too few for data loaders.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def check_shared_memory(folder: Path = SHM) -> None:
-    """Warn where /dev/shm is too small for loader workers, with the flag that mends it."""
-    size = os.statvfs(folder).f_blocks * os.statvfs(folder).f_frsize
+    """Warn where /dev/shm is missing or too small for loader workers, with the flag that helps."""
+    size = shared_memory_size(folder)
     if size < SHM_NEEDED:
+        found = f"{folder} has {size >> 20} MB" if size else f"There is no {folder} (--ipc none)"
         warn(
-            f"{folder} has {size >> 20} MB; data loader workers need more and die with 'Bus error'. "
+            f"{found}; data loader workers need more and die with 'Bus error'. "
             "Start the container with --shm-size=8g (the compose file does)."
         )
+
+
+def shared_memory_size(folder: Path = SHM) -> int:
+    """Bytes of the file system for shared memory; 0 where there is none (`--ipc none`)."""
+    try:
+        status = os.statvfs(folder)
+    except OSError:
+        return 0
+    return status.f_blocks * status.f_frsize

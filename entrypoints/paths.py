@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-RUN = Path(
-    "/run/pytorch-cuda"
-)  # this start's state; gone with the container, a tmpfs when the root is read-only
+# This start's state; gone with the container, a tmpfs when the root is read-only.
+RUN = Path("/run/pytorch-cuda")
 STATE = Path("/var/lib/pytorch-cuda")  # what must outlive the container: ssh host keys
 WORKSPACE = Path("/workspace")
 HOME = Path("/home/dev")
@@ -13,3 +12,4 @@ MODE = RUN / "mode.json"  # which mode runs, and where it listens: read by the h
 VENV = Path("/opt/venv")
 SECRETS = Path("/run/secrets")  # where Compose and Swarm mount secrets
 VERSIONS = Path("/opt/versions.env")  # which image this is; made by container/build/finish
+SSHD = "/usr/sbin/sshd"

@@ -24,8 +24,7 @@ def check(environment: Mapping[str, str]) -> list[Finding]:
 
 def shared_memory(folder: Path = limits.SHM) -> Finding:
     """/dev/shm, through which loader workers pass batches."""
-    status = os.statvfs(folder)
-    size = status.f_blocks * status.f_frsize
+    size = limits.shared_memory_size(folder)
     if size >= limits.SHM_NEEDED:
         return Finding("shm", "ok", f"{folder} {gibibytes(size)}")
     found = f"{folder} has {gibibytes(size)}; data loader workers die with 'Bus error'"

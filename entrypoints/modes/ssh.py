@@ -7,15 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from entrypoints.accounts import set_password
-from entrypoints.authorized_keys import operator_keys
+from entrypoints.authorized_keys import key_lines, operator_keys, refusal, sshd_rules
 from entrypoints.credentials import new_password
-from entrypoints.errors import EntrypointError, say
+from entrypoints.errors import EntrypointError, say, warn
 from entrypoints.identity import NAME, Identity
 from entrypoints.mode import Facts, Launch, Mode
-from entrypoints.paths import RUN, STATE
+from entrypoints.paths import RUN, SSHD, STATE
 from entrypoints.ports import is_listened_on, published_port, require_free_port
 
-SSHD = "/usr/sbin/sshd"
 PORT = 2222
 SSHD_PORT = 22  # sshd's own default
 # In the home, for what a start with --user keeps: sshd wants a folder that no other can write to.
@@ -55,7 +54,7 @@ class Ssh(Mode):
         folder = RUN if as_root else identity.home / PRIVATE
         folder.mkdir(mode=0o700, exist_ok=True)
         authorized = install_keys(folder / "authorized_keys", keys, users)
-        password = None if keys or has_own_keys(identity) else one_time_password(environment)
+        password = None if has_own_keys(identity) or keys else one_time_password(environment)
         if password:
             set_password(identity, hashed(password))
         host_key = ensure_host_key(identity)
@@ -115,12 +114,50 @@ def install_keys(folder: Path, keys: Sequence[str], users: Sequence[str]) -> Pat
 
 
 def has_own_keys(identity: Identity) -> bool:
-    """Whether the user has put keys into the home themselves (`ssh-copy-id` into a volume)."""
+    """Whether the user has put keys into the home that sshd will take (`ssh-copy-id`).
+
+    What sshd will refuse is told here, not at the login: with a key, passwords are off.
+    """
+    file = identity.home / ".ssh/authorized_keys"
     try:
-        lines = (identity.home / ".ssh/authorized_keys").read_text().splitlines()
+        lines = list(key_lines(file.read_text()))
+        strict = strict_modes_refusal(file, identity) if lines else None
     except (OSError, UnicodeDecodeError):
         return False
-    return any(line.strip() and not line.lstrip().startswith("#") for line in lines)
+    if strict is not None:
+        warn(f"sshd ignores {file}: {strict}")
+        return False
+    rules = sshd_rules() if lines else None
+    usable = 0
+    for number, line in lines:
+        assert rules
+        try:
+            cause = refusal(line, rules)
+        except ValueError:
+            cause = "it is no public key"
+        usable += cause is None
+        if cause is not None:
+            warn(f"line {number} of {file} can't log in: {cause}")
+    return usable > 0
+
+
+def strict_modes_refusal(file: Path, identity: Identity) -> str | None:
+    """Why sshd's StrictModes refuses a file of the home, or None: safe_path() in its misc.c.
+
+    A home of a NAS, of Windows or of mode 0777 is such a case.
+    """
+    home = identity.home.resolve()
+    path = file.resolve()
+    for part in (path, *path.parents):
+        status = part.stat()
+        if status.st_uid not in (0, identity.uid):
+            return f"{part} belongs to uid {status.st_uid}, not to {identity.uid}"
+        if status.st_mode & 0o022:
+            mode = f"{status.st_mode & 0o7777:04o}"
+            return f"others may write to {part} (mode {mode}); needed: chmod go-w {part}"
+        if part == home:
+            break
+    return None
 
 
 def one_time_password(environment: Mapping[str, str]) -> str:
@@ -162,7 +199,7 @@ def ensure_host_key(identity: Identity) -> Path:
     key = folder / "ssh_host_ed25519_key"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not key.exists():
+        if not is_whole(key):
             command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(key)]
             subprocess.run(command, check=True, capture_output=True, text=True)
     except (OSError, subprocess.CalledProcessError) as error:
@@ -173,9 +210,28 @@ def ensure_host_key(identity: Identity) -> Path:
     return key
 
 
+def is_whole(key: Path) -> bool:
+    """Whether the host key can be used; one that a crash left half-written is put aside.
+
+    Raises:
+        OSError: others may read it, so that sshd refuses it.
+    """
+    if not key.exists():
+        return False
+    command = ["ssh-keygen", "-y", "-P", "", "-f", str(key)]
+    read = subprocess.run(command, check=False, capture_output=True, text=True)
+    if read.returncode == 0:
+        return True
+    if "bad permissions" in read.stderr:
+        raise PermissionError(f"{key} can be read by others, and sshd refuses it: chmod 0600 it")
+    warn(f"{key} is damaged; it is kept as {key.name}.damaged, and clients see a new host key.")
+    key.replace(f"{key}.damaged")
+    return False
+
+
 def fingerprint(key: Path) -> str:
     """`SHA256:…` of a key, as ssh shows it at the first connection."""
-    command = ["ssh-keygen", "-l", "-f", f"{key}.pub"]
+    command = ["ssh-keygen", "-l", "-f", str(key)]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[1]
 
 

@@ -95,3 +95,12 @@ def test_threads_follow_the_quota(cpus: str, threads: str) -> None:
 def test_user_s_thread_count_is_kept() -> None:
     done = run_once("printenv", "OMP_NUM_THREADS", options=["--cpus=1", "--env=OMP_NUM_THREADS=7"])
     assert done.stdout.strip() == "7"
+
+
+@pytest.mark.parametrize(("quota", "cpus"), [("0.3", 1), ("1.5", 2)])
+def test_threads_of_the_container_and_of_amptrain_follow_the_quota_alike(
+    quota: str, cpus: int
+) -> None:
+    script = "import os; from amptrain.limits import usable_cpus as u; print(u(), os.environ['OMP_NUM_THREADS'])"
+    done = run_once("python", "-c", script, options=[f"--cpus={quota}"])
+    assert done.stdout.split() == [str(cpus), str(cpus)], done.stderr

@@ -23,11 +23,11 @@ PROJECT = f"up-{os.getpid()}"
 @pytest.fixture
 def clone(tmp_path: Path) -> Iterator[Path]:
     """The files `make` needs, without a .env of the host's user."""
-    for name in ("host", "entrypoints", "compose", "workspace"):
+    for name in ("host", "entrypoints", "requirements", "compose", "workspace"):
         shutil.copytree(
             ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("runs", "__pycache__")
         )
-    for name in ("docker-compose.yml", "Makefile"):
+    for name in ("docker-compose.yml", "Dockerfile", "Makefile"):
         shutil.copy2(ROOT / name, tmp_path / name)
     yield tmp_path
     environment = {**os.environ, "COMPOSE_PROJECT_NAME": PROJECT, "ACCELERATOR": "cpu"}

@@ -39,7 +39,9 @@ def test_quota_of_both_cgroups(tmp_path: Path, files: dict[str, str], quota: flo
     assert limits.cpu_quota(cgroup(tmp_path, files)) == quota
 
 
-@pytest.mark.parametrize(("quota", "cpus"), [("20000", 1), ("100000", 1), ("99900000", None)])
+@pytest.mark.parametrize(
+    ("quota", "cpus"), [("20000", 1), ("100000", 1), ("150000", 2), ("99900000", None)]
+)
 def test_usable_cpus_are_whole_at_least_one_and_never_more_than_there_are(
     tmp_path: Path, quota: str, cpus: int | None
 ) -> None:
@@ -199,8 +201,9 @@ def test_health_of_sshd_is_a_listening_port_and_not_an_old_connection() -> None:
 
 def test_a_new_file_is_a_new_mode_everywhere(tmp_path: Path) -> None:
     """The container's start, its error text and the host's `make` find it without another edit."""
-    for name in ("entrypoints", "host"):
+    for name in ("entrypoints", "host", "requirements"):
         shutil.copytree(ROOT / name, tmp_path / name)
+    shutil.copy2(ROOT / "Dockerfile", tmp_path)
     (tmp_path / "entrypoints/modes/lab.py").write_text(
         "from entrypoints.mode import Mode\n"
         "class Lab(Mode):\n    name, compose, port = 'lab', 'up', 9\nMODE = Lab()\n"
