@@ -42,7 +42,8 @@ def unquoted(text: str) -> str:
 def decoded(content: bytes) -> str:
     """The text of a file as people save it on Windows, too: UTF-8 with a mark, or UTF-16.
 
-    PowerShell 5 writes UTF-16 by `>` and a mark by `-Encoding utf8` (PowerShell/Win32-OpenSSH#2070).
+    PowerShell 5 writes UTF-16 by `>`, and a mark by `-Encoding utf8`
+    (PowerShell/Win32-OpenSSH#2070).
 
     Raises:
         UnicodeDecodeError: it is neither.

@@ -17,7 +17,10 @@ from entrypoints.versions import numbers, versions
 ASK = (
     "docker run --gpus all (Compose: ACCELERATOR=gpu; CDI and podman: --device nvidia.com/gpu=all)"
 )
-HOST_SETUP = "On the host: sudo nvidia-ctk runtime configure --runtime=docker && sudo systemctl restart docker"
+HOST_SETUP = (
+    "On the host: sudo nvidia-ctk runtime configure --runtime=docker && sudo systemctl "
+    "restart docker"
+)
 
 
 def check(
@@ -87,7 +90,10 @@ def closed(node: Path) -> Finding:
     by the cgroup."""
     if not gpu_watch.mode_allows(node):
         mode, group = node.stat().st_mode & 0o777, node.stat().st_gid
-        found = f"{node} has mode {mode:04o} and group {group}, to which uid {os.getuid()} does not belong"
+        found = (
+            f"{node} has mode {mode:04o} and group {group}, to which uid {os.getuid()} "
+            "does not belong"
+        )
         return Finding(
             "gpu", "error", found, "read and write for this user", f"docker run --group-add {group}"
         )
@@ -169,7 +175,10 @@ def driver(version: str) -> Finding:
             do,
         )
     if numbers(version) < numbers(recommended):
-        found = f"driver {version}: older than this image's CUDA {image['CUDA']}; runs by minor version compatibility"
+        found = (
+            f"driver {version}: older than this image's CUDA {image['CUDA']}; runs by "
+            "minor version compatibility"
+        )
         return Finding(
             "driver", "warning", found, f">= {recommended} for all of CUDA {image['CUDA']}", do
         )
@@ -206,7 +215,10 @@ def cuda_version(version: int | None) -> list[Finding]:
             )
         ]
     if version < major * 1000 + minor * 10:
-        found = f"the driver knows CUDA {name}; this image has {image['CUDA']}, which runs by minor version compatibility"
+        found = (
+            f"the driver knows CUDA {name}; this image has {image['CUDA']}, which runs "
+            "by minor version compatibility"
+        )
         return [
             Finding(
                 "driver",
@@ -269,7 +281,10 @@ def mig(nvml: Any, handle: Any, index: int) -> list[Finding]:
         return []
     instances = sum(has_instance(nvml, handle, slot) for slot in range(slots))
     if not instances:
-        do = "On the host: sudo nvidia-smi mig -cgi PROFILE -C (-lgip lists them), or MIG off: sudo nvidia-smi -mig 0"
+        do = (
+            "On the host: sudo nvidia-smi mig -cgi PROFILE -C (-lgip lists them), or "
+            "MIG off: sudo nvidia-smi -mig 0"
+        )
         return [
             Finding(
                 "mig",
@@ -279,8 +294,14 @@ def mig(nvml: Any, handle: Any, index: int) -> list[Finding]:
                 do,
             )
         ]
-    found = f"GPU {index} is in MIG mode with {instances} visible instance(s); a process uses one of them"
-    do = "One process each with CUDA_VISIBLE_DEVICES=MIG-…; data parallel training over instances is not possible"
+    found = (
+        f"GPU {index} is in MIG mode with {instances} visible instance(s); a process "
+        "uses one of them"
+    )
+    do = (
+        "One process each with CUDA_VISIBLE_DEVICES=MIG-…; data parallel training over "
+        "instances is not possible"
+    )
     return [Finding("mig", "note", found, do=do)]
 
 

@@ -19,7 +19,8 @@ PCI = Path("/sys/bus/pci/devices")
 NVIDIA = b"\xde\x10"  # PCI vendor 0x10de, little endian, the first two bytes of the configuration
 REMEDY = (
     "Start the container again. For good, on the host: use CDI (ACCELERATOR=cdi), or "
-    "sudo nvidia-ctk system create-dev-char-symlinks --create-all, or Docker's cgroup driver cgroupfs"
+    "sudo nvidia-ctk system create-dev-char-symlinks --create-all, "
+    "or Docker's cgroup driver cgroupfs"
 )
 
 
@@ -95,5 +96,8 @@ def gpu_lost(record: Path = RECORD, dev: Path = Path("/dev"), pci: Path = PCI) -
         if not usable(node) and mode_allows(node):
             return f"{node} could be opened at start and can't be now (Operation not permitted)"
         if bus and not answers(bus, pci):
-            return f"{node} has fallen off the bus: PCI device {bus} does not answer (Xid 79 in the host's dmesg)"
+            return (
+                f"{node} has fallen off the bus: PCI device {bus} does not answer (Xid "
+                "79 in the host's dmesg)"
+            )
     return None

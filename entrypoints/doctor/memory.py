@@ -75,7 +75,10 @@ def cpus(environment: Mapping[str, str], cgroup: Path = limits.CGROUP) -> Findin
     quota, usable, total = limits.cpu_quota(cgroup), limits.usable_cpus(cgroup), os.cpu_count() or 1
     given = environment.get("OMP_NUM_THREADS", "")
     if given.isdecimal() and int(given) > usable:
-        found = f"OMP_NUM_THREADS={given}, but {usable} of {total} CPUs may be used; threads wait for each other"
+        found = (
+            f"OMP_NUM_THREADS={given}, but {usable} of {total} CPUs may be used; "
+            "threads wait for each other"
+        )
         return Finding(
             "cpu",
             "warning",
@@ -104,6 +107,9 @@ def open_files() -> Finding:
             "docker run --ulimit nofile=1048576:1048576",
         )
     if soft != unlimited and soft < FILES_NEEDED:
-        do = f"Here: ulimit -n {'unlimited' if hard == unlimited else hard}; Jupyter, ssh and train do it themselves"
+        do = (
+            f"Here: ulimit -n {'unlimited' if hard == unlimited else hard}; Jupyter, "
+            "ssh and train do it themselves"
+        )
         return Finding("files", "note", f"{soft} in this session, up to {hard}", do=do)
     return Finding("files", "ok", f"{soft}")

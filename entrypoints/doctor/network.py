@@ -46,9 +46,15 @@ def gloo(environment: Mapping[str, str]) -> Finding:
         found = (
             f"the own name {host} has no address: {error.strerror}; torchrun waits for it in vain"
         )
-        do = "docker run --hostname box --add-host box:127.0.0.1; or on one node: torchrun --local-addr 127.0.0.1"
+        do = (
+            "docker run --hostname box --add-host box:127.0.0.1; or on one node: "
+            "torchrun --local-addr 127.0.0.1"
+        )
         return Finding("network", "warning", found, "a name that resolves", do)
-    found = f"{host} is {address}, gloo uses {interface_of(str(address), names) or 'no interface of this container'}"
+    found = (
+        f"{host} is {address}, gloo uses "
+        f"{interface_of(str(address), names) or 'no interface of this container'}"
+    )
     if str(address).startswith("127.") or address == "::1":
         do = "For several nodes: -e GLOO_SOCKET_IFNAME=eth0 -e NCCL_SOCKET_IFNAME=eth0"
         return Finding("network", "note", f"{found}: one node only", do=do)
@@ -96,6 +102,9 @@ def free(port: int, what: str) -> Finding:
     try:
         require_free_port(port, what)
     except EntrypointError as error:
-        do = f"Stop what has it; with --network host that is a program of the host. Or choose: jupyter --port {port + 1}"
+        do = (
+            "Stop what has it; with --network host that is a program of the host. Or "
+            f"choose: jupyter --port {port + 1}"
+        )
         return Finding("port", "warning", str(error), f"port {port} free for {what}", do)
     return Finding("port", "ok", f"{port} is free for {what}")

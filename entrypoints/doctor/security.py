@@ -55,7 +55,10 @@ def mounted_secrets(
             "warning",
             f"{file} (mode {credentials.mode_of(file)}) can't be read as uid {identity.uid}",
             "read permission for programs",
-            f"On the host: chown {identity.uid} the file, or chmod 0444 it in a folder of mode 0700",
+            (
+                f"On the host: chown {identity.uid} the file, or chmod 0444 it in a "
+                "folder of mode 0700"
+            ),
         )
         for file in closed
     ]

@@ -14,7 +14,8 @@ from entrypoints.paths import WORKSPACE
 FREE_NEEDED = 1 << 30  # bytes; two checkpoints of a ResNet-50 with optimizer and EMA take 0.8 GB
 FREE_COMFORTABLE = 5 << 30
 PROBE = 4 << 20  # bytes written and synced to time the disk
-SLOW_S = 2.0  # for PROBE: a checkpoint of 400 MB would take minutes, longer than Docker's grace at `docker stop`
+# For PROBE: a checkpoint of 400 MB would take minutes, longer than the grace of `docker stop`.
+SLOW_S = 2.0
 
 
 def check(identity: Identity, as_root: bool) -> list[Finding]:
@@ -38,7 +39,10 @@ def check(identity: Identity, as_root: bool) -> list[Finding]:
 def owner(folder: Path, identity: Identity) -> Finding:
     """Whether the mounted workspace can be written to by who works there, tried with a file."""
     status = folder.stat()
-    mine = f"{folder} belongs to {status.st_uid}:{status.st_gid}, work is done as {os.getuid()}:{os.getgid()}"
+    mine = (
+        f"{folder} belongs to {status.st_uid}:{status.st_gid}, work is done as "
+        f"{os.getuid()}:{os.getgid()}"
+    )
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".doctor-"):
             pass
@@ -81,7 +85,10 @@ def disk(folder: Path, slow_s: float = SLOW_S) -> list[Finding]:
             )
         ]
     elif free < FREE_COMFORTABLE:
-        found = f"{gibibytes(free)} free in {folder}; two checkpoints are kept, and data sets come beside them"
+        found = (
+            f"{gibibytes(free)} free in {folder}; two checkpoints are kept, and data "
+            "sets come beside them"
+        )
         findings = [
             Finding("disk", "warning", found, f">= {gibibytes(FREE_COMFORTABLE)}", "Make room")
         ]
@@ -92,8 +99,14 @@ def disk(folder: Path, slow_s: float = SLOW_S) -> list[Finding]:
     except OSError:
         return findings  # that it can't be written to is told by `owner`
     if seconds > slow_s:
-        found = f"{PROBE >> 20} MiB took {seconds:.1f} s to the disk of {folder}; checkpoints stop training that long"
-        do = "A local disk for runs: amptrain train --runs FOLDER; and a longer grace: docker stop --time 120"
+        found = (
+            f"{PROBE >> 20} MiB took {seconds:.1f} s to the disk of {folder}; "
+            "checkpoints stop training that long"
+        )
+        do = (
+            "A local disk for runs: amptrain train --runs FOLDER; and a longer grace: "
+            "docker stop --time 120"
+        )
         return [*findings, Finding("fsync", "warning", found, f"<= {slow_s:g} s", do)]
     return [
         *findings,

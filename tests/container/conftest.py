@@ -1,4 +1,4 @@
-"""What the tests of the doors share: a key pair, and a client that trusts the container it just
+"""What the tests of the modes share: a key pair, and a client that trusts the container it just
 started."""
 
 import subprocess

@@ -19,7 +19,7 @@ from tests.support import IMAGE, ROOT, docker, docker_client
 
 STANDINS = ROOT / "tests" / "standins"
 FILES = ("/usr/bin/cat", "/usr/bin/dash", "/usr/bin/env", "/usr/bin/ls", "/usr/bin/sleep")
-# Every door of the image begins with tini; in the copy it waits to be looked at, whatever it should
+# Every mode of the image begins with tini; in the copy it waits to be looked at, whatever it should
 # start.
 WAIT = r"printf '#!/usr/bin/dash\nexec /usr/bin/sleep 600\n' > /usr/bin/tini"
 
@@ -63,7 +63,8 @@ class GpuEngine:
             "data-root": f"{self.folder}/data",
             "exec-root": f"{self.folder}/exec",
             "pidfile": f"{self.folder}/dockerd.pid",
-            "containerd-namespace": "test",  # where a containerd of the system serves the host's engine, too
+            # A containerd of the system may serve the host's engine, too.
+            "containerd-namespace": "test",
             "containerd-plugins-namespace": "test-plugins",
             "features": {"cdi": True},
             "cdi-spec-dirs": [str(STANDINS / "cdi")],
@@ -122,7 +123,8 @@ class GpuEngine:
             for name, _, value in (v.partition("=") for v in variables)
         ]
         changes.append('--change=ENTRYPOINT ["/usr/bin/tini"]')
-        files = f"{{ for file in {' '.join(FILES)}; do echo $file; ldd $file; done; echo /usr/bin/tini; }}"
+        each = f"for file in {' '.join(FILES)}; do echo $file; ldd $file; done"
+        files = f"{{ {each}; echo /usr/bin/tini; }}"
         paths = r"grep -oE '/(usr|lib)[^ ]+' | sed 's,^/,,' | sort -u"
         gather = f"cd / && {WAIT} && {files} | {paths} | tar --create --dereference --files-from=-"
         tar = subprocess.run(

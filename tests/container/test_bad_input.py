@@ -16,7 +16,10 @@ SHM = "--shm-size=1g"
             ["trian"],
             [],
             127,
-            "'trian' is neither a mode of this image (jupyter, ssh, train, doctor) nor a program in it",
+            (
+                "'trian' is neither a mode of this image (jupyter, ssh, train, doctor) "
+                "nor a program in it"
+            ),
         ),
         (["/etc/hostname"], [], 127, "'/etc/hostname' is neither a mode"),
         (
@@ -134,7 +137,10 @@ def test_unreadable_or_empty_secret_is_named_with_path_and_mode(
 
 @pytest.mark.parametrize(("mode", "port"), [("jupyter", 8888), ("ssh", 2222)])
 def test_port_in_use_is_named(mode: str, port: int) -> None:
-    occupy = f"python3 -m http.server {port} >/dev/null 2>&1 & sleep 1; /usr/bin/python3 -I /opt/entrypoints {mode}"
+    occupy = (
+        f"python3 -m http.server {port} >/dev/null 2>&1 & sleep 1; /usr/bin/python3 -I "
+        f"/opt/entrypoints {mode}"
+    )
     done = run_once("-c", occupy, options=[SHM, "--entrypoint=bash"])
     assert done.returncode == 2
     assert f"can't listen on port {port}: Address already in use" in done.stderr

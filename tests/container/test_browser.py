@@ -34,7 +34,8 @@ COLOURS = """image => {
     [canvas.width, canvas.height] = [image.naturalWidth, image.naturalHeight];
     const context = canvas.getContext("2d");
     context.drawImage(image, 0, 0);
-    const pixels = new Uint32Array(context.getImageData(0, 0, canvas.width, canvas.height).data.buffer);
+    const { data } = context.getImageData(0, 0, canvas.width, canvas.height);
+    const pixels = new Uint32Array(data.buffer);
     return new Set(pixels).size;
 }"""
 
@@ -206,7 +207,8 @@ def test_terminal_sees_what_docker_exec_sees(lab: Container, page: Page, workspa
     expect(page.locator(".jp-Terminal .xterm-screen")).to_be_visible()
     page.locator(".jp-Terminal .xterm-screen").click()
     page.keyboard.type(
-        "cd; command -v python; env -0 > /workspace/env.part; mv /workspace/env.part /workspace/env\n"
+        "cd; command -v python; env -0 > /workspace/env.part; mv "
+        "/workspace/env.part /workspace/env\n"
     )
     made = workspace / "env"
     wait_until(made.exists, "what the terminal's command writes")

@@ -1,4 +1,4 @@
-"""The compose file as a newcomer uses it: up, reach the door, down; what must last lasts."""
+"""The compose file as a newcomer uses it: up, reach the service, down; what must last lasts."""
 
 import json
 import os

@@ -279,7 +279,10 @@ OLD_DRIVER = "int cuDriverGetVersion(int *version) { *version = 11070; return 0;
 
 def test_driver_that_only_libcuda_tells_of() -> None:
     """A library of one function stands in for the host driver's."""
-    script = f"echo '{OLD_DRIVER}' | gcc -shared -o /tmp/libcuda.so.1 -xc -; LD_LIBRARY_PATH=/tmp doctor --json"
+    script = (
+        f"echo '{OLD_DRIVER}' | gcc -shared -o /tmp/libcuda.so.1 -xc -; "
+        "LD_LIBRARY_PATH=/tmp doctor --json"
+    )
     findings = parsed(run_once("bash", "-c", script, options=[SHM, *GPU_NODES]).stdout)[1]
     assert "libcuda.so.1" in texts(findings, "libcuda", "ok")
     assert "the driver knows CUDA 11.7 only | >= 525.60.13" in texts(findings, "driver", "error")
@@ -288,8 +291,9 @@ def test_driver_that_only_libcuda_tells_of() -> None:
 def test_constants_are_the_image_s() -> None:
     script = (
         "import pynvml, torch; print(torch._C._cuda_getArchFlags());"
-        "pynvml.nvmlSystemGetDriverVersion, pynvml.nvmlDeviceGetCount, pynvml.nvmlDeviceGetHandleByIndex,"
-        "pynvml.nvmlDeviceGetName, pynvml.nvmlDeviceGetCudaComputeCapability, pynvml.nvmlDeviceGetMigMode,"
+        "pynvml.nvmlSystemGetDriverVersion, pynvml.nvmlDeviceGetCount,"
+        "pynvml.nvmlDeviceGetHandleByIndex, pynvml.nvmlDeviceGetName,"
+        "pynvml.nvmlDeviceGetCudaComputeCapability, pynvml.nvmlDeviceGetMigMode,"
         "pynvml.nvmlDeviceGetMaxMigDeviceCount, pynvml.nvmlDeviceGetMigDeviceHandleByIndex;"
         "print(pynvml.NVMLError(999).value, type(pynvml.NVMLError(12)).__name__)"
     )

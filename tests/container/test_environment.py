@@ -29,7 +29,8 @@ OPTIONS = ["--shm-size=1g", "--cpus=2", f"--env=AWKWARD={AWKWARD}", "--env=HF_HO
 @pytest.fixture(scope="module")
 def expected() -> dict[str, str]:
     return {
-        "PATH": "/opt/venv/bin:/home/dev/.local/bin:/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin",
+        "PATH": "/opt/venv/bin:/home/dev/.local/bin:"
+        "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin",
         "AWKWARD": AWKWARD,
         "HF_HOME": "/workspace/hf",
         "OMP_NUM_THREADS": "2",

@@ -1,4 +1,4 @@
-"""What docs/security.md promises of the services: least capabilities, a read-only root, and doors
+"""What docs/security.md promises of the services: least capabilities, a read-only root, and servers
 that hold."""
 
 import json
@@ -33,7 +33,7 @@ SSH_REFUSED = [r"Failed (password|publickey)", r"maximum authentication attempts
 
 @pytest.fixture(scope="module")
 def read_only(tmp_path_factory: pytest.TempPathFactory, key: KeyPair) -> Iterator[Project]:
-    """Both doors by Compose with a read-only root; the workspace is nobody's but uid 12345's."""
+    """Both services by Compose with a read-only root; the workspace is nobody's but uid 12345's."""
     folder = make_folder(tmp_path_factory.mktemp("read-only") / "workspace", 12345, 0o700)
     project = Project(f"test-read-only-{folder.parent.name[-6:]}".lower(), folder)
     files = (ROOT / "docker-compose.yml", ROOT / "compose/read-only.yml")

@@ -10,7 +10,8 @@ import pytest
 from tests.support import docker, make_folder, run_once, started
 
 WHO = """
-id -u; id -g; id -un; python -c 'import getpass; print(getpass.getuser())'; touch /workspace/made ~/made && echo ok
+id -u; id -g; id -un; python -c 'import getpass; print(getpass.getuser())'
+touch /workspace/made ~/made && echo ok
 """
 
 
@@ -62,9 +63,12 @@ def test_any_user_works(tmp_path: Path, user: str) -> None:
 def test_git_ssh_and_compile_know_the_user(tmp_path: Path, options: list[str]) -> None:
     workspace = make_folder(tmp_path / "w", 12345)
     script = (
-        "set -e; git init -q r; git -C r -c user.email=a@b.c -c user.name=n commit -q --allow-empty -m m; "
-        "git -C r log --oneline | wc -l; ssh -V 2>&1 | cut -c1-7; ssh-keygen -q -t ed25519 -N '' -f k && echo made; "
-        "python -c 'import torch; print(torch.compile(lambda x: x.sin() + 1)(torch.zeros(3)).tolist())'"
+        "set -e; git init -q r; "
+        "git -C r -c user.email=a@b.c -c user.name=n commit -q --allow-empty -m m; "
+        "git -C r log --oneline | wc -l; ssh -V 2>&1 | cut -c1-7; "
+        "ssh-keygen -q -t ed25519 -N '' -f k && echo made; "
+        "python -c 'import torch; "
+        "print(torch.compile(lambda x: x.sin() + 1)(torch.zeros(3)).tolist())'"
     )
     done = run_once(
         "bash", "-c", script, options=[*options, f"--volume={workspace}:/workspace"], timeout_s=180

@@ -1,4 +1,4 @@
-"""The Jupyter door over HTTP and its websockets; tests/container/test_browser.py opens it in a
+"""Mode jupyter over HTTP and its websockets; tests/container/test_browser.py opens it in a
 browser."""
 
 import json
@@ -91,7 +91,10 @@ def test_another_site_may_not_read_it(server: Container) -> None:
 
 def test_kernel_has_torch_and_no_token(server: Container) -> None:
     token = token_of(server)
-    code = f"import os, torch; print(torch.__version__, [k for k, v in os.environ.items() if {token!r} in v])"
+    code = (
+        "import os, torch; print(torch.__version__, [k for k, v in os.environ.items() "
+        f"if {token!r} in v])"
+    )
     assert run_in_kernel(server, token, code).strip() == "2.6.0+cu124 []"
 
 
@@ -168,7 +171,10 @@ def test_token_file_is_used(tmp_path: Path) -> None:
         assert "from-a-file" not in docker("inspect", container.name)
 
 
-HASH = "import sys; from jupyter_server.auth import passwd; print(passwd(sys.argv[1]))"  # argon2, as the error advises
+HASH = (
+    "import sys; from jupyter_server.auth import passwd; "
+    "print(passwd(sys.argv[1]))"
+)  # argon2, as the error advises
 
 
 def log_in(container: Container, password: str) -> int:

@@ -101,6 +101,9 @@ def test_user_s_thread_count_is_kept() -> None:
 def test_threads_of_the_container_and_of_amptrain_follow_the_quota_alike(
     quota: str, cpus: int
 ) -> None:
-    script = "import os; from amptrain.limits import usable_cpus as u; print(u(), os.environ['OMP_NUM_THREADS'])"
+    script = (
+        "import os; from amptrain.limits import usable_cpus as u; print(u(), "
+        "os.environ['OMP_NUM_THREADS'])"
+    )
     done = run_once("python", "-c", script, options=[f"--cpus={quota}"])
     assert done.stdout.split() == [str(cpus), str(cpus)], done.stderr

@@ -1,4 +1,4 @@
-"""pip in each door: a package stays over `down` and `up` and is there in every door; torch stays
+"""pip in each mode: a package stays over `down` and `up` and is there in every mode; torch stays
 the image's."""
 
 import shutil
@@ -23,7 +23,7 @@ REFUSED = "The user requested (constraint) torch==2.6.0"
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory, key: KeyPair) -> Iterator[Project]:
-    """Both doors with a read-only root, which leaves pip the least room; wheels lie in the
+    """Both services with a read-only root, which leaves pip the least room; wheels lie in the
     workspace."""
     workspace = tmp_path_factory.mktemp("pip") / "workspace"
     wheels = make_folder(workspace / "wheels")
@@ -81,6 +81,9 @@ def test_packages_installed_in_either_door_stay_and_are_in_both(project: Project
     assert "Successfully installed" in done.stdout, done.stderr
     project.compose("down")
     project.compose("up", "--detach", "--wait", "jupyter", "ssh")
-    show = "import smallpackage, otherpackage; print(smallpackage.__version__, otherpackage.__version__)"
+    show = (
+        "import smallpackage, otherpackage; print(smallpackage.__version__, "
+        "otherpackage.__version__)"
+    )
     assert run_in_kernel(container_of(project, "jupyter"), TOKEN, show).split() == ["1.2", "3.4"]
     assert ssh(container_of(project, "ssh"), f"python -c '{show}'").stdout.split() == ["1.2", "3.4"]

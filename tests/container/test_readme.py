@@ -141,16 +141,23 @@ IN_A_RUNNING_SERVICE = {
     "docker compose exec jupyter doctor": r"doctor: ",
     "docker compose restart": r"Started",
 }
-OWN_SCRIPT = "docker run --rm --gpus all --shm-size 8g -v ./code:/workspace pytorch-cuda:v2.6 python train.py"
+OWN_SCRIPT = (
+    "docker run --rm --gpus all --shm-size 8g -v ./code:/workspace pytorch-cuda:v2.6 "
+    "python train.py"
+)
 # Run elsewhere, as the tests named here.
 ELSEWHERE = {
     "make test": "this run: .ci/run calls it, and it calls this test",
-    "JUPYTER_PORT=8889 docker compose up jupyter": "tests/container/test_compose.py, with a port of its own",
+    "JUPYTER_PORT=8889 docker compose up jupyter": (
+        "tests/container/test_compose.py, with a port of its own"
+    ),
     "torchrun --nproc-per-node=4 train_amp.py": "tests/training, with two processes",
     "amptrain verify-resume": "tests/training/test_resume.py",
     "amptrain plot runs/NAME": "tests/training/test_plot.py",
     "ssh-keygen -R '[127.0.0.1]:2222'": "changes the reader's own known_hosts",
-    'sudo chown -R "$(id -u):$(id -g)" workspace': "changes the reader's own files; the cause is in test_bad_input.py",
+    'sudo chown -R "$(id -u):$(id -g)" workspace': (
+        "changes the reader's own files; the cause is in test_bad_input.py"
+    ),
     OWN_SCRIPT: "below, without a GPU where there is none",
 }
 

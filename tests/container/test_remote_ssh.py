@@ -19,14 +19,15 @@ from tests.support import ROOT, Container, docker, free_port, make_folder, start
 
 DOCUMENT = (ROOT / "docs/ssh.md").read_text()
 VS_CODE = """uname -rsv
-mkdir -p ~/.vscode-server/bin && echo kept > ~/.vscode-server/bin/file && cat ~/.vscode-server/bin/file
+mkdir -p ~/.vscode-server/bin && echo kept > ~/.vscode-server/bin/file \\
+    && cat ~/.vscode-server/bin/file
 command -v wget curl tar
 """
 
 
 @dataclass
 class Client:
-    """A user with a ~/.ssh/config of his own."""
+    """A user with a ~/.ssh/config of their own."""
 
     config: Path
     container: Container
@@ -88,7 +89,10 @@ def printed_block(container: Container) -> str:
 
 
 def write_config(path: Path, blocks: str, key: KeyPair) -> Path:
-    own = f"IdentityFile {key.private}\nIdentitiesOnly yes\nIdentityAgent none\nBatchMode yes\nLogLevel ERROR"
+    own = (
+        f"IdentityFile {key.private}\nIdentitiesOnly yes\nIdentityAgent none\nBatchMode "
+        "yes\nLogLevel ERROR"
+    )
     path.write_text(
         f"{blocks}\nHost *\n{own}\nUserKnownHostsFile {path}.known\nStrictHostKeyChecking no\n"
     )

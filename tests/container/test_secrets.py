@@ -23,7 +23,7 @@ VARIABLES = [
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory, key: KeyPair) -> Iterator[Project]:
-    """Both doors with compose/secrets.yml; the secrets belong to somebody on the host, mode
+    """Both services with compose/secrets.yml; the secrets belong to somebody on the host, mode
     0600."""
     folder = tmp_path_factory.mktemp("secrets")
     project = Project(
@@ -43,7 +43,7 @@ def project(tmp_path_factory: pytest.TempPathFactory, key: KeyPair) -> Iterator[
         project.compose("down", "--volumes", "--timeout", "5", check=False)
 
 
-def test_compose_secrets_open_both_doors(project: Project, ssh: Ssh) -> None:
+def test_compose_secrets_open_both_services(project: Project, ssh: Ssh) -> None:
     jupyter = container_of(project, "jupyter")
     assert ask(jupyter, "/api/contents", TOKEN)[0] == 200
     assert ask(jupyter, "/api/contents", "wrong")[0] == 403
@@ -54,7 +54,10 @@ def test_compose_secrets_open_both_doors(project: Project, ssh: Ssh) -> None:
 
 def test_token_is_in_no_session(project: Project, ssh: Ssh) -> None:
     jupyter = container_of(project, "jupyter")
-    program = "import subprocess; print(subprocess.run(['bash', '-lc', 'env'], capture_output=True, text=True).stdout)"
+    program = (
+        "import subprocess; print(subprocess.run(['bash', '-lc', 'env'], "
+        "capture_output=True, text=True).stdout)"
+    )
     sessions = [
         run_in_kernel(jupyter, TOKEN, f"%env\n{program}"),
         jupyter.execute("env"),

@@ -1,4 +1,4 @@
-"""The ssh door, opened with the real client."""
+"""Mode ssh, with the real client."""
 
 import json
 import re

@@ -60,8 +60,8 @@ def test_a_taken_port_is_told_with_the_way_out(clone: Path, service: str, variab
         done = up(clone, service, **{variable: str(port), "ACCELERATOR": "cpu"})
     assert done.returncode == 1
     assert done.stderr == (
-        f"error: Port {port} on 127.0.0.1 is taken by another program or container. Choose another one: "
-        f"{variable}={port + 1} make {service} (for good: {variable} in .env).\n"
+        f"error: Port {port} on 127.0.0.1 is taken by another program or container. "
+        f"Choose another one: {variable}={port + 1} make {service} (for good: {variable} in .env).\n"
     )
 
 

@@ -85,7 +85,8 @@ def apt_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[st
 @needs_apt
 def test_mirror_is_the_one_in_apt_s_configuration(apt_sources: Callable[[str], None]) -> None:
     apt_sources(
-        "deb http://packages.example/ubuntu noble main\ndeb http://packages.example/debian bookworm main\n"
+        "deb http://packages.example/ubuntu noble main\ndeb "
+        "http://packages.example/debian bookworm main\n"
     )
     assert debian_mirror().rstrip("/") == "http://packages.example/debian"
 
