@@ -114,6 +114,8 @@ def up(service: str, arguments: list[str]) -> None:
     client = require_engine()
     if output([client, "image", "inspect", IMAGE]) is None:
         build(client)
+    if os.environ.get("TORCH"):
+        os.environ.setdefault("IMAGE", IMAGE)  # Compose knows the default torch's image alone
     choose_accelerator(client)
     require_free_ports(client, service)
     give_workspace()

@@ -94,6 +94,13 @@ def test_dockerfile() -> None:
     clean("hadolint", "--config", ".hadolint.yaml", "Dockerfile")
 
 
+def test_health_check_builds_with_old_engines() -> None:
+    """Docker 24 and buildah 1.28 know these options and no other (buildah was tried)."""
+    (line,) = re.findall(r"^HEALTHCHECK (.*?)\\$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    options = set(re.findall(r"--([a-z-]+)=", line))
+    assert options == {"interval", "timeout", "start-period", "retries"}
+
+
 def test_shell_scripts() -> None:
     scripts = shell_scripts()
     assert {path.name for path in scripts} >= {

@@ -6,7 +6,8 @@ import re
 import pytest
 from testinfra.host import Host
 
-from host.versions import locks_hash, revision, versions
+from host.versions import ROOT, locks_hash, revision, versions
+from tests.container.devcontainer_cli import read_config
 from tests.image.conftest import RunProgram
 from tests.support import IMAGE, docker
 
@@ -64,6 +65,14 @@ def test_labels_and_defaults() -> None:
     assert config["Cmd"] == ["jupyter"]
     assert config["Entrypoint"][0] == "/usr/bin/tini"
     assert set(config["ExposedPorts"]) == {"8888/tcp", "2222/tcp"}
+
+
+def test_vs_code_attaches_as_dev() -> None:
+    label = '{{index .Config.Labels "devcontainer.metadata"}}'
+    (told,) = json.loads(docker("image", "inspect", "--format", label, IMAGE))
+    assert told["remoteUser"] == "dev"
+    own = read_config(ROOT / ".devcontainer/devcontainer.json")
+    assert told == {name: own[name] for name in told}
 
 
 def test_labels_and_doctor_tell_which_image_it_is(dev: Host) -> None:
