@@ -1,5 +1,6 @@
 # The host's front; `make` alone lists it. Needs make and Python 3.10, and finds or brings up the rest.
 PYTHON ?= python3
+export TORCH # make build TORCH=2.7.0: another folder of locks
 .DEFAULT_GOAL := help
 .PHONY: help jupyter ssh train check test bench build lock clean
 
