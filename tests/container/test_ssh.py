@@ -272,3 +272,32 @@ def test_port_in_sshd_s_own_flags_and_files() -> None:
     command = ["-I", "-c", script, json.dumps(PORTS)]
     done = run_once(*command, options=["--entrypoint=/usr/bin/python3"])
     assert json.loads(done.stdout or "[]") == [port for _, _, port in PORTS], done.stderr
+
+
+def test_key_that_sshd_refuses_is_told_and_a_good_one_beside_it_works(
+    ssh: Ssh, key: KeyPair, tmp_path: Path
+) -> None:
+    weak = tmp_path / "weak"
+    command = ["ssh-keygen", "-q", "-t", "rsa", "-b", "2048", "-N", "", "-f", str(weak)]
+    subprocess.run(command, check=True)
+    keys = f"{Path(f'{weak}.pub').read_text()}\n{key.public}"
+    told = r"^warning: the key in line 1 of SSH_PUBLIC_KEY can't log in: an RSA key of 2048 bits"
+    options = [*OPTIONS, f"--env=SSH_PUBLIC_KEY={keys}"]
+    with started("ssh", options=options, announced=[told]) as container:
+        container.wait_for_log(told)
+        assert ssh(container, "whoami").stdout.strip() == "dev"
+    alone = run_once("ssh", options=[OPTIONS[0], f"--env=SSH_PUBLIC_KEY={keys.splitlines()[0]}"])
+    assert (alone.returncode, "3072 are needed" in alone.stderr) == (2, True), alone.stderr
+
+
+def test_home_that_others_may_write_to_leaves_the_password(
+    ssh: Ssh, key: KeyPair, tmp_path: Path
+) -> None:
+    home = make_folder(tmp_path / "home", 1000, 0o777)
+    (make_folder(home / ".ssh", 1000) / "authorized_keys").write_text(f"{key.public}\n")
+    told = r"^warning: sshd ignores /home/dev/.ssh/authorized_keys: .*uid 0|others may write"
+    options = [*OPTIONS, f"--volume={home}:/home/dev"]
+    with started("ssh", options=options, announced=[told]) as container:
+        container.wait_for_log(r"others may write to /home/dev \(mode 0777\)")
+        password = container.wait_for_log(r"one-time password: (\w{20})$")[1]
+        assert ssh(container, "whoami", password=password).stdout.strip() == "dev"

@@ -61,7 +61,8 @@ def test_a_taken_port_is_told_with_the_way_out(clone: Path, service: str, variab
     assert done.returncode == 1
     assert done.stderr == (
         f"error: Port {port} on 127.0.0.1 is taken by another program or container. "
-        f"Choose another one: {variable}={port + 1} make {service} (for good: {variable} in .env).\n"
+        f"Choose another one: {variable}={port + 1} make {service} "
+        f"(for good: {variable} in .env).\n"
     )
 
 
