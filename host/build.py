@@ -12,11 +12,12 @@ from pathlib import Path
 from host.base_image import ensure_base_image
 from host.engine import require_engine
 from host.errors import HostError
-from host.shell import run, say
+from host.shell import output, run, say
 from host.versions import ROOT, TAG, build_arguments
 
 IMAGE = os.environ.get("IMAGE") or f"pytorch-cuda:{TAG}"
 TEST_IMAGE = f"{IMAGE}-test"
+PLATFORM = "--platform=linux/amd64"  # the locked CUDA wheels have no other
 EXTRA_AUTHORITIES = (
     Path("/usr/local/share/ca-certificates"),
     Path("/etc/pki/ca-trust/source/anchors"),
@@ -45,6 +46,16 @@ def build_secrets() -> list[str]:
     return options
 
 
+def say_where_it_is_emulated(client: str) -> None:
+    """Tell, before the minutes of a build, that another processor than x86-64 only emulates it."""
+    architecture = output([client, "info", "--format", "{{.Architecture}}"]) or "x86_64"
+    if architecture not in ("x86_64", "amd64"):
+        say(
+            f"this engine's processor is {architecture}, and CUDA's wheels here are for x86-64: "
+            "build and image are emulated, which is several times slower and needs QEMU or Rosetta"
+        )
+
+
 def build(client: str, target: str = "", options: tuple[str, ...] = ()) -> str:
     """Build `target` (the whole image by default) and return its tag.
 
@@ -57,7 +68,8 @@ def build(client: str, target: str = "", options: tuple[str, ...] = ()) -> str:
     say(f"building {tag}")
     goal = [f"--target={target}"] if target else []
     about = [f"--tag={tag}", *goal, *arguments, *build_secrets()]
-    run([client, "buildx", "build", *about, *options, str(ROOT)])
+    say_where_it_is_emulated(client)
+    run([client, "buildx", "build", PLATFORM, *about, *options, str(ROOT)])
     return tag
 
 

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -101,7 +102,8 @@ def test_dependabot_looks_at_every_folder_of_locks() -> None:
     folders = {
         f"/{path.parent.relative_to(ROOT)}" for path in (ROOT / "requirements").rglob("*.lock")
     }
-    assert set(updates["pip"]["directories"]) == folders  # type: ignore[call-overload]
+    asked = updates["pip"]["directories"]  # type: ignore[call-overload]
+    assert [folder for folder in folders if not any(fnmatch(folder, one) for one in asked)] == []
     assert {"docker", "npm"} <= set(updates)
 
 
