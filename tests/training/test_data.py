@@ -11,6 +11,7 @@ import torch
 from amptrain.config import DataConfig
 from amptrain.data.datasets import DIGITS, VALIDATION, Images, Task, open_task
 from amptrain.data.loader import make_loader
+from amptrain.data.order import MicroBatchKeys
 from amptrain.data.transforms import center_crop, flip, random_resized_crop, sample_rng, shift
 from amptrain.errors import ConfigError
 from PIL import Image
@@ -138,7 +139,7 @@ def test_augmentation_does_not_depend_on_workers(workers: int, image_folder: Fol
 
 
 def read_all(data: Images, keys: list[tuple[int, int]], workers: int) -> torch.Tensor:
-    batches = [keys[start : start + 4] for start in range(0, len(keys), 4)]
+    batches = [MicroBatchKeys(keys[start : start + 4]) for start in range(0, len(keys), 4)]
     return torch.cat(
         [batch.images for batch in make_loader(data, batches, workers, 2, pin_memory=False)]
     )

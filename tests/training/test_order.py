@@ -1,6 +1,6 @@
 """Which images make which step."""
 
-from itertools import chain
+from itertools import chain, product
 
 import numpy as np
 import pytest
@@ -36,19 +36,20 @@ def test_processes_and_micro_batches_share_the_same_steps(accumulate: int, world
     for step in range(14):
         ranks = [split.micro_batches(step, rank) for rank in range(world_size)]
         assert len({len(parts) for parts in ranks}) == 1  # as many exchanges in each process
-        indices = [key[1] for parts in ranks for keys, _ in parts for key in keys]
+        indices = [key[1] for parts in ranks for keys, *_ in parts for key in keys]
         epoch, expected = whole.step(step)
         assert sorted(indices) == sorted(int(index) for index in expected)
-        assert {key[0] for parts in ranks for keys, _ in parts for key in keys} == {epoch}
+        assert {key[0] for parts in ranks for keys, *_ in parts for key in keys} == {epoch}
         weights = {
-            key: share / world_size / len(keys)
+            key: weight / world_size / len(keys)
             for parts in ranks
-            for keys, share in parts
+            for keys, weight, _ in parts
             for key in keys
         }
         assert list(weights.values()) == pytest.approx([1 / len(expected)] * len(expected))
         assert (
-            max(len(keys) for parts in ranks for keys, _ in parts) <= 16 // accumulate // world_size
+            max(len(keys) for parts in ranks for keys, *_ in parts)
+            <= 16 // accumulate // world_size
         )
 
 
@@ -62,8 +63,38 @@ def test_a_last_step_too_small_for_batchnorm_is_left_out() -> None:
 def test_a_batch_that_cannot_be_split_is_refused() -> None:
     with pytest.raises(ConfigError, match="multiple of 3 processes × 2 micro-batches"):
         Order(100, 16, seed=0, accumulate=2, world_size=3)
+    with pytest.raises(ConfigError, match="needs to be at least 12"):
+        Order(100, 6, seed=0, accumulate=2, world_size=3)
     with pytest.raises(ConfigError, match="There are 1 training images"):
         Order(1, 16, seed=0)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_each_process_has_two_images_or_more_in_each_micro_batch(
+    accumulate: int, world_size: int
+) -> None:
+    """BatchNorm has no variance of one, and a process without an image nothing to exchange; no
+    micro-batch is larger than the memory was planned for."""
+    for each, images in product((2, 3, 4), range(40, 90)):
+        batch = each * accumulate * world_size
+        if images < batch:
+            continue
+        order = Order(images, batch, seed=0, accumulate=accumulate, world_size=world_size)
+        sizes: set[int] = set()
+        for rank in range(world_size):
+            last = order.micro_batches(order.steps_per_epoch - 1, rank)
+            sizes |= {len(part.keys) for part in last}
+            assert [part.last for part in last] == [*[False] * (len(last) - 1), True]
+        assert 2 <= min(sizes) <= max(sizes) <= each
+        assert images - order.images < 2 * world_size
+
+
+def test_the_sizes_of_steps_need_no_permutation() -> None:
+    order = Order(103, 16, seed=1)
+    sizes = [len(order.step(step)[1]) for step in range(15)]
+    assert [order.size(step) for step in range(15)] == sizes
+    assert [order.images_until(step) for step in range(15)] == [sum(sizes[:n]) for n in range(15)]
 
 
 def test_the_sampler_starts_at_any_step() -> None:
@@ -77,7 +108,7 @@ def test_the_sampler_starts_at_any_step() -> None:
 @pytest.mark.parametrize("images", [1, 7, 12, 13])
 def test_validation_takes_each_image_once(images: int, world_size: int) -> None:
     ranks = [list(ValidationBatches(images, 4, rank, world_size)) for rank in range(world_size)]
-    indices = [index for batches in ranks for keys in batches for _, index in keys]
+    indices = [index for batches in ranks for keys, *_ in batches for _, index in keys]
     assert sorted(indices) == list(range(images))
-    assert ValidationBatches(images, 4, 0, world_size).most == max(map(len, ranks))
-    assert np.ptp([sum(map(len, batches)) for batches in ranks]) <= 1
+    assert ValidationBatches(images, 4, 0, world_size).max_batches == max(map(len, ranks))
+    assert np.ptp([sum(len(keys) for keys, *_ in batches) for batches in ranks]) <= 1

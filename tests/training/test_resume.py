@@ -43,7 +43,7 @@ class StopAt(StopSignal):
     def number(self) -> int | None:
         if self.trainer is None or self.trainer.state.progress.step < self.step:
             return None
-        owed = self.trainer._owes_validation()
+        owed = self.trainer._validation_due()
         return signal.SIGTERM if owed == self.validating else None
 
     @number.setter

@@ -11,7 +11,7 @@ from amptrain.config import OptimConfig, PrecisionConfig
 from amptrain.ema import Ema
 from amptrain.optim import build_optimizer
 from amptrain.precision import Precision, resolve_precision
-from amptrain.step import BufferGuard, MicroBatch, PendingOutcome, amp_step
+from amptrain.step import BufferGuard, MicroBatch, PendingOutcome, backward, update
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -53,14 +53,21 @@ class Run:
     def step(
         self, images: Tensor, micro: int = 1, lr: float = 0.01, clip_norm: float | None = None
     ) -> PendingOutcome:
-        outcome = amp_step(
+        gradients = backward(
             self.model,
             self.optimizer,
             self.precision,
             self.micro_batches(images, micro),
             loss_fn=cross_entropy,
             guard=self.guard,
-            learning_rate=lambda: lr,
+        )
+        outcome = update(
+            self.model,
+            self.optimizer,
+            self.precision,
+            gradients,
+            guard=self.guard,
+            learning_rate=lr,
             clip_norm=clip_norm,
         )
         self.ema.update(self.model, 0.9, outcome.found_inf)
@@ -70,8 +77,8 @@ class Run:
         labels = torch.arange(len(images)) % 10
         parts = list(zip(images.tensor_split(micro), labels.tensor_split(micro), strict=True))
         for number, (part, part_labels) in enumerate(parts):
-            share = len(part) / len(images)
-            yield MicroBatch(images=part, labels=part_labels, share=share, last=number == micro - 1)
+            weight, last = len(part) / len(images), number == micro - 1
+            yield MicroBatch(images=part, labels=part_labels, loss_weight=weight, last=last)
 
     def all_that_moves(self) -> dict[str, Tensor]:
         """Copies of weights, buffers, averages and the optimizer's state."""
@@ -211,11 +218,21 @@ def test_accumulation_gives_the_same_step(count: int, micro: int) -> None:
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
-def test_learning_rate_is_asked_after_the_work_is_queued_and_used_in_the_same_step() -> None:
-    run, before = Run("fp32"), copy.deepcopy(Run("fp32").model.state_dict())
-    run.step(images(0), lr=0.0)
+def test_the_backward_half_moves_no_weight_and_the_rate_is_that_of_each_group() -> None:
+    """One rate for all groups would move a backbone as fast as a new head, silently."""
+    run = Run("fp32")
+    for group, scale in zip(run.optimizer.param_groups, (1.0, 0.0), strict=True):
+        group["lr_scale"] = scale
+    before = copy.deepcopy(run.model.state_dict())
+    arguments = (run.model, run.optimizer, run.precision)
+    batches = run.micro_batches(images(0), 1)
+    gradients = backward(*arguments, batches, loss_fn=cross_entropy, guard=run.guard)
     for name, parameter in run.model.named_parameters():
         assert torch.equal(parameter, before[name])
+    update(*arguments, gradients, guard=run.guard, learning_rate=0.5)
+    assert [group["lr"] for group in run.optimizer.param_groups] == [0.5, 0.0]
+    moved = {n for n, p in run.model.named_parameters() if not torch.equal(p, before[n])}
+    assert moved == {"body.0.weight", "head.weight"}  # those of the group of matrices
 
 
 class Waits(TorchDispatchMode):

@@ -41,7 +41,7 @@ def build_optimizer(
 
     Biases, norms, position and class embeddings and layer scales are not decayed. `lr` is the rate
     of all but the head, whose rate is `head_scale` times as high; each group's `lr_scale` holds its
-    factor, which amp_step multiplies the schedule's rate with. Raises ConfigError if all parameters
+    factor, which `update` multiplies the schedule's rate with. Raises ConfigError if all parameters
     are frozen.
     """
     lr = config.lr if lr is None else lr

@@ -1,5 +1,5 @@
-"""One optimizer step in mixed precision: what it does, and how one learns what it did without
-making the host wait."""
+"""One optimizer step in mixed precision, in two halves, `backward` and `update`; and how one learns
+what it did without making the host wait."""
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
@@ -21,7 +21,7 @@ class MicroBatch:
     """float32, (n, channels, height, width)."""
     labels: Tensor
     """int64, (n,)."""
-    share: float
+    loss_weight: float
     """Weight of this part's mean loss in the step's: its images over the step's, times the number
     of processes, because DDP takes the mean over these. Right also where the last window of an
     epoch is a short one."""
@@ -40,7 +40,7 @@ class StepOutcome:
     grad_norm: float
     """Norm of the true (unscaled, unclipped) gradient; inf or NaN if skipped."""
     loss: float
-    """This process's share of the step's loss."""
+    """This process's part of the step's loss."""
     nonfinite_parameter: str | None
     """If skipped, the first parameter whose gradient is not finite."""
 
@@ -114,7 +114,23 @@ def _flat(group: list[Tensor]) -> Tensor:
     return torch.cat([buffer.flatten() for buffer in group])
 
 
-def amp_step(
+@dataclass(frozen=True, kw_only=True)
+class Gradients:
+    """What the backward half of a step leaves for its other half; all tensors are on the device."""
+
+    names: Sequence[str]
+    """Parameters that have a gradient, in the model's order."""
+    norms: Tensor
+    """Norm of each true gradient, (len(names),)."""
+    norm: Tensor
+    """Norm of them all, 0-d."""
+    found_inf: Tensor
+    """0-d, 1 where some gradient is not finite."""
+    loss: Tensor
+    """This process's part of the step's loss, 0-d."""
+
+
+def backward(
     model: nn.Module,
     optimizer: Optimizer,
     precision: Precision,
@@ -122,14 +138,12 @@ def amp_step(
     *,
     loss_fn: Callable[[Tensor, Tensor], Tensor],
     guard: BufferGuard,
-    learning_rate: Callable[[], float],
-    clip_norm: float | None = None,
-) -> PendingOutcome:
-    """One optimizer step over the micro-batches. If a gradient is not finite nothing moves, in any
-    precision.
+) -> Gradients:
+    """The first half of a step: the true gradients of all its micro-batches. Weights stay as they
+    are.
 
-    `learning_rate` is asked as late as can be, when this step's work is already queued: it may have
-    to wait for the outcome of the step before, and the device then has work for that time.
+    All work is queued and nothing is waited for. What the host has to wait for, such as the outcome
+    of the step before, is best read between this and `update`: the device has work meanwhile.
     """
     optimizer.zero_grad(set_to_none=True)
     guard.save()
@@ -139,36 +153,60 @@ def amp_step(
         alone = isinstance(model, DistributedDataParallel) and not batch.last
         with model.no_sync() if alone else nullcontext():  # type: ignore[operator]
             with precision.autocast():
-                loss = loss_fn(model(batch.images), batch.labels) * batch.share
+                loss = loss_fn(model(batch.images), batch.labels) * batch.loss_weight
             precision.scale(loss).backward()
         losses.append(loss.detach())
 
     overflow = precision.unscale(optimizer)
     names, gradients = _gradients(model)
     norms = torch.stack(torch._foreach_norm(gradients))
-    grad_norm = torch.linalg.vector_norm(norms)
-    found_inf = (~torch.isfinite(grad_norm)).float() if overflow is None else overflow
+    norm = torch.linalg.vector_norm(norms)
+    return Gradients(
+        names=names,
+        norms=norms,
+        norm=norm,
+        found_inf=(~torch.isfinite(norm)).float() if overflow is None else overflow,
+        loss=torch.stack(losses).sum(),
+    )
+
+
+def update(
+    model: nn.Module,
+    optimizer: Optimizer,
+    precision: Precision,
+    gradients: Gradients,
+    *,
+    guard: BufferGuard,
+    learning_rate: float,
+    clip_norm: float | None = None,
+) -> PendingOutcome:
+    """The second half of a step: clip, move the weights, adapt the loss scale. If a gradient is not
+    finite nothing moves, in any precision.
+
+    Each parameter group takes `learning_rate` times its `lr_scale`, 1 where it has none (the key is
+    timm's).
+    """
     if clip_norm is not None:
-        torch.nn.utils.clip_grads_with_norm_(model.parameters(), clip_norm, grad_norm)
-
-    scale_before = precision.loss_scale.clone()
-    rate = learning_rate()
+        torch.nn.utils.clip_grads_with_norm_(model.parameters(), clip_norm, gradients.norm)
     for group in optimizer.param_groups:
-        group["lr"] = rate
-    precision.step(optimizer, found_inf)
+        group["lr"] = learning_rate * group.get("lr_scale", 1.0)
+    scale_before = precision.loss_scale.clone()
+    precision.step(optimizer, gradients.found_inf)
     precision.update()
-    guard.restore(found_inf)
+    guard.restore(gradients.found_inf)
 
-    first = torch.isfinite(norms).logical_not().float().argmax()
+    first = torch.isfinite(gradients.norms).logical_not().float().argmax()
     values = [
-        found_inf,
+        gradients.found_inf,
         scale_before,
         precision.loss_scale,
-        grad_norm,
-        torch.stack(losses).sum(),
+        gradients.norm,
+        gradients.loss,
         first,
     ]
-    return PendingOutcome(found_inf, torch.stack([value.double() for value in values]), names)
+    return PendingOutcome(
+        gradients.found_inf, torch.stack([value.double() for value in values]), gradients.names
+    )
 
 
 def _gradients(model: nn.Module) -> tuple[list[str], list[Tensor]]:

@@ -30,10 +30,43 @@ from amptrain.report.result import finish
 from amptrain.report.window import WindowMeter
 from amptrain.schedule import ema_decay, learning_rate
 from amptrain.signals import StopSignal
-from amptrain.step import MicroBatch, PendingOutcome, StepOutcome, amp_step
+from amptrain.step import MicroBatch, PendingOutcome, StepOutcome, backward, update
 from amptrain.validate import validate
 
 NEVER = 2**62
+
+
+def train(config: TrainConfig) -> int:
+    """Run to the end, or continue a run. Returns the exit code: 0, or 128 and the signal that asked
+    to stop.
+
+    Raises ConfigError, CheckpointError and TrainingError, whose texts are for the user.
+    """
+    if config.run.deterministic:
+        os.environ.setdefault(
+            "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+        )  # cuBLAS reads it when CUDA starts
+    with StopSignal() as stop:
+        processes = Processes(config.run.device)
+        with alone_in(config.run_dir, processes.is_main):
+            trainer = Trainer(config, processes, stop)
+            try:
+                with closing(trainer.log), closing(trainer.feed), trainer.monitor:
+                    done = trainer.fit()
+            except TrainingError:
+                raise
+            except RuntimeError as error:
+                if processes.peer_lost(error):
+                    raise processes.lost(error) from error
+                if "DataLoader" in str(
+                    error
+                ):  # raised wherever the loop is, by torch's handler of SIGCHLD
+                    raise TrainingError(
+                        f"A loader worker died or hangs ({error}). If memory ran out, lower --workers or --prefetch."
+                    ) from error
+                raise
+        processes.close()
+        return 0 if done else 128 + (stop.number or signal.SIGTERM)
 
 
 class Trainer:
@@ -101,15 +134,15 @@ class Trainer:
         self.batches = iter(self.feed.training)
         self.started = time.perf_counter()
         self.window.restart()
-        if self._owes_validation() and not self._end_epoch():
+        if self._validation_due() and not self._end_epoch():
             return self._stopped()
         for step in range(progress.step, self.total_steps):
             if self.processes.any(self.stop.number is not None):
                 return self._stopped()
             self._train_step(step)
-            if progress.step % run.log_every == 0 or self._owes_validation():
+            if progress.step % run.log_every == 0 or self._validation_due():
                 self._close_window()
-            if self._owes_validation():
+            if self._validation_due():
                 if not self._end_epoch():
                     return self._stopped()
             elif progress.step % (run.save_every or NEVER) == 0:
@@ -126,16 +159,33 @@ class Trainer:
         return True
 
     def _train_step(self, step: int) -> None:
+        """One step in two halves. Between them the outcome of the step before is read: whether that
+        one was skipped decides this one's place in the learning rate's schedule, and the device has
+        the first half to do while the host waits."""
         state, optim = self.state, self.config.optim
         self.parallel.train()
-        self.pending = amp_step(
+        gradients = backward(
             self.parallel,
             state.optimizer,
             state.precision,
             self._micro_batches(step),
             loss_fn=self.loss,
             guard=state.guard,
-            learning_rate=self._learning_rate,
+        )
+        self._settle()
+        self.lr = learning_rate(
+            state.progress.optimizer_steps,
+            peak=optim.lr,
+            warmup=self.warmup_steps,
+            total=self.total_steps,
+        )
+        self.pending = update(
+            self.parallel,
+            state.optimizer,
+            state.precision,
+            gradients,
+            guard=state.guard,
+            learning_rate=self.lr,
             clip_norm=optim.clip_norm,
         )
         if state.ema is not None and optim.ema_decay is not None:
@@ -145,36 +195,26 @@ class Trainer:
         state.progress.step = step + 1
 
     def _micro_batches(self, step: int) -> Iterator[MicroBatch]:
-        plan = self.order.micro_batches(step, self.processes.rank)
-        for number, (_, share) in enumerate(plan, start=1):
+        """Those of the next step, which is `step`, as they come."""
+        last = False
+        while not last:
             before = self.feed.training.waited
-            images, labels = next(self.batches)
+            batch = next(self.batches)
             self.window.waited += self.feed.training.waited - before
-            self.last_images = images
-            yield MicroBatch(images=images, labels=labels, share=share, last=number == len(plan))
-
-    def _learning_rate(self) -> float:
-        """Of the step being made. Whether the one before was skipped decides its place in the
-        schedule."""
-        self._settle()
-        step = self.state.progress.optimizer_steps
-        self.lr = learning_rate(
-            step, peak=self.config.optim.lr, warmup=self.warmup_steps, total=self.total_steps
-        )
-        return self.lr
+            self.last_images, last = batch.images, batch.last
+            yield batch
 
     def _settle(self) -> None:
-        """Read the outcome of the last step, if that is not done yet.
+        """Read the outcome of the last step, if that is not done yet, and count it.
 
-        The one place in the loop where the host waits for the device. From within the next step,
-        whose forward and backward pass are queued by then, it costs the device nothing. Before a
-        log line or a save it is a real wait.
+        The one place in the loop where the host waits for the device. Before a log line or a save
+        it is a real wait. Raises TrainingError if too much was skipped.
         """
         if self.pending is None:
             return
         outcome, self.pending = self.pending.read(), None
         progress = self.state.progress
-        self.window.add(progress.step, len(self.order.step(progress.step - 1)[1]), outcome)
+        self.window.add(progress.step, self.order.size(progress.step - 1), outcome)
         if not outcome.skipped:
             progress.optimizer_steps += 1
             progress.consecutive_skips = 0
@@ -229,7 +269,7 @@ class Trainer:
         """The epoch of the last step, from 1."""
         return math.ceil(self.state.progress.step / self.order.steps_per_epoch)
 
-    def _owes_validation(self) -> bool:
+    def _validation_due(self) -> bool:
         step = self.state.progress.step
         at_end = step % self.order.steps_per_epoch == 0 or step == self.total_steps
         return at_end and step > self.state.progress.validated_step
@@ -245,7 +285,7 @@ class Trainer:
                 state.judged,
                 state.precision,
                 self.feed.validation,
-                most=self.feed.validation_batches.most,
+                max_batches=self.feed.validation_batches.max_batches,
                 processes=self.processes,
                 stop_asked=lambda: self.stop.number is not None,
             )
@@ -342,36 +382,3 @@ class Trainer:
         if self.processes.is_main and step == self.state.progress.best_step:
             self.store.mark_best(step)  # killed between the two
         return [f"Continuing at step {step} of {self.total_steps}, from {path}.", *messages]
-
-
-def train(config: TrainConfig) -> int:
-    """Run to the end, or continue a run. Returns the exit code: 0, or 128 and the signal that asked
-    to stop.
-
-    Raises ConfigError, CheckpointError and TrainingError, whose texts are for the user.
-    """
-    if config.run.deterministic:
-        os.environ.setdefault(
-            "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-        )  # cuBLAS reads it when CUDA starts
-    with StopSignal() as stop:
-        processes = Processes(config.run.device)
-        with alone_in(config.run_dir, processes.is_main):
-            trainer = Trainer(config, processes, stop)
-            try:
-                with closing(trainer.log), closing(trainer.feed), trainer.monitor:
-                    done = trainer.fit()
-            except TrainingError:
-                raise
-            except RuntimeError as error:
-                if processes.peer_lost(error):
-                    raise processes.lost(error) from error
-                if "DataLoader" in str(
-                    error
-                ):  # raised wherever the loop is, by torch's handler of SIGCHLD
-                    raise TrainingError(
-                        f"A loader worker died or hangs ({error}). If memory ran out, lower --workers or --prefetch."
-                    ) from error
-                raise
-        processes.close()
-        return 0 if done else 128 + (stop.number or signal.SIGTERM)

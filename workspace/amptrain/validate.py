@@ -4,44 +4,45 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import cross_entropy
 
 from amptrain.distributed import Processes
 from amptrain.precision import Precision
+from amptrain.step import MicroBatch
 
 
 @torch.no_grad()
 def validate(
     model: nn.Module,
     precision: Precision,
-    batches: Iterable[tuple[Tensor, Tensor]],
+    batches: Iterable[MicroBatch],
     *,
-    most: int,
+    max_batches: int,
     processes: Processes,
     stop_asked: Callable[[], bool],
 ) -> tuple[float, float] | None:
     """(mean loss, accuracy) over the images of all processes, each counted once; None if asked to
     stop.
 
-    Under the same autocast as training: in FP32 it would be slow, and measure another model. `most`
+    Under the same autocast as training: in FP32 it would be slow, and measure another model. `max_batches`
     is the number of batches of the process that has the most; all ask for a stop that often, so
     that none waits for an answer alone. Sums are FP64, on the device until the end.
     """
     model.eval()
     totals = torch.zeros(3, dtype=torch.float64, device=processes.device)
     stream = iter(batches)
-    for _ in range(most):
+    for _ in range(max_batches):
         if processes.any(stop_asked()):
             return None
-        for images, labels in islice(stream, 1):
-            if len(images):
+        for batch in islice(stream, 1):
+            if len(batch.images):
                 with precision.autocast():
-                    logits = model(images)
-                loss = cross_entropy(logits.float(), labels, reduction="none")
-                correct = (logits.argmax(1) == labels).double().sum()
+                    logits = model(batch.images)
+                loss = cross_entropy(logits.float(), batch.labels, reduction="none")
+                correct = (logits.argmax(1) == batch.labels).double().sum()
                 totals += torch.stack(
-                    [loss.double().sum(), correct, torch.ones_like(correct) * len(labels)]
+                    [loss.double().sum(), correct, torch.ones_like(correct) * len(batch.labels)]
                 )
     loss_sum, right, count = processes.sum(totals.tolist())
     return (loss_sum / count, right / count) if count else (float("nan"), float("nan"))

@@ -35,12 +35,12 @@ class Feed:
         """Raises ConfigError if the loader workers do not fit."""
         self.config, self.task, self.order = config.data, task, order
         self.processes, self.memory_format = processes, memory_format
-        most = order.micro_batch // processes.world_size
+        self.max_images = order.micro_batch // processes.world_size
         self.workers = choose_workers(
-            config.data.workers, task, processes.cpus, config.data.prefetch, most
+            config.data.workers, task, processes.cpus, config.data.prefetch, self.max_images
         )
         self.validation_batches = ValidationBatches(
-            len(task.validation), most, processes.rank, processes.world_size
+            len(task.validation), self.max_images, processes.rank, processes.world_size
         )
         self.broken: set[str] = set()
         self.opened: list[DeviceBatches | FakeBatches] = []
@@ -61,7 +61,7 @@ class Feed:
     ) -> DeviceBatches | FakeBatches:
         device = self.processes.device
         if isinstance(images, FakeImages):
-            return FakeBatches(batches, self.task, device, self.memory_format)
+            return FakeBatches(batches, self.task, device, self.memory_format, self.max_images)
         loader: DataLoader[object] = make_loader(
             images, batches, workers, self.config.prefetch, pin_memory=device.type == "cuda"
         )

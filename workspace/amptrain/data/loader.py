@@ -7,13 +7,15 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset as MapDataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from amptrain.data.datasets import FakeImages, Images, Key, Sample, Task
+from amptrain.data.datasets import FakeImages, Images, Sample, Task
+from amptrain.data.order import MicroBatchKeys
 from amptrain.errors import ConfigError
 from amptrain.limits import shared_memory_free
 from amptrain.signals import ignore_stop_signals
+from amptrain.step import MicroBatch
 
 WORKER_TIMEOUT = 600.0
 """Seconds without a batch after which a loader is given up: its workers ignore SIGTERM, so a stuck
@@ -23,7 +25,7 @@ one must be seen."""
 MOST_WORKERS = 16
 """For each CPU: far more than a slow network disk needs, and few enough to start."""
 
-BatchSampler = Iterable[list[Key]]
+BatchSampler = Iterable[MicroBatchKeys]
 
 
 class Batch(NamedTuple):
@@ -32,6 +34,25 @@ class Batch(NamedTuple):
     images: Tensor
     labels: Tensor
     broken: tuple[str, ...]
+    loss_weight: float = 1.0
+    last: bool = True
+
+
+class BatchReader(MapDataset[Batch]):
+    """Data set whose item is a whole micro-batch: so what the order says of one travels with it,
+    through the workers, to the step."""
+
+    def __init__(self, images: Images) -> None:
+        self.images = images
+
+    def __getitem__(self, asked: MicroBatchKeys) -> Batch:
+        batch = collate([self.images[key] for key in asked.keys])
+        return batch._replace(loss_weight=asked.loss_weight, last=asked.last)
+
+
+def as_it_is(batch: Batch) -> Batch:
+    """In place of torch's collation, for a batch that is one already."""
+    return batch
 
 
 def collate(samples: list[Sample]) -> Batch:
@@ -84,10 +105,11 @@ def make_loader(
 ) -> DataLoader[Batch]:
     """A loader of `batches`, a batch sampler."""
     return DataLoader(
-        images,  # type: ignore[arg-type]  # torch has one type for what a data set gives and what a loader gives
-        batch_sampler=batches,
+        BatchReader(images),
+        sampler=batches,
+        batch_size=None,
         num_workers=workers,
-        collate_fn=collate,
+        collate_fn=as_it_is,  # type: ignore[arg-type]  # torch's stub knows lists of samples only
         pin_memory=pin_memory,
         timeout=WORKER_TIMEOUT if workers else 0,
         worker_init_fn=ignore_stop_signals if workers else None,
@@ -100,7 +122,7 @@ def make_loader(
 
 
 class DeviceBatches:
-    """Iterates over a loader's batches as (images, labels) on the device.
+    """Iterates over a loader's batches as MicroBatches on the device.
 
     Images come as normalised float32, (n, channels, height, width), in `memory_format`. On CUDA the
     copy and the normalisation run on a stream of their own, beside the step before. `waited` counts
@@ -128,13 +150,13 @@ class DeviceBatches:
         self.std = torch.tensor(task.std, device=device).view(-1, 1, 1)
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def __iter__(self) -> Iterator[MicroBatch]:
         self.batches = batches = iter(self.loader)
         while (ready := self._next(batches)) is not None:
             if self.stream is not None:
                 current = torch.cuda.current_stream(self.device)
                 current.wait_stream(self.stream)
-                for tensor in ready:
+                for tensor in (ready.images, ready.labels):
                     tensor.record_stream(current)
             yield ready
 
@@ -148,7 +170,7 @@ class DeviceBatches:
                 for worker in self.batches._workers:
                     worker.kill()  # one that hangs in a read
 
-    def _next(self, batches: Iterator[Batch]) -> tuple[Tensor, Tensor] | None:
+    def _next(self, batches: Iterator[Batch]) -> MicroBatch | None:
         started = time.perf_counter()
         batch = next(batches, None)
         self.waited += time.perf_counter() - started
@@ -160,11 +182,18 @@ class DeviceBatches:
                 self.device, non_blocking=True, memory_format=self.memory_format
             )
             labels = batch.labels.to(self.device, non_blocking=True)
-            return (images.float() - self.mean) / self.std, labels
+            images = (images.float() - self.mean) / self.std
+        return MicroBatch(
+            images=images, labels=labels, loss_weight=batch.loss_weight, last=batch.last
+        )
 
 
 class FakeBatches:
-    """One batch of noise, made on the device once, in the sizes that `batches` asks for."""
+    """One batch of noise, made on the device once, in the sizes that `batches` asks for.
+
+    It is made of `max_images`, whichever size is asked for first: a run that continues with a short
+    step has the same images as the run that was never stopped.
+    """
 
     waited = 0.0
 
@@ -174,7 +203,9 @@ class FakeBatches:
         task: Task,
         device: torch.device,
         memory_format: torch.memory_format,
+        max_images: int,
     ) -> None:
+        self.max_images = max_images
         self.batches, self.task, self.device, self.memory_format = (
             batches,
             task,
@@ -182,18 +213,21 @@ class FakeBatches:
             memory_format,
         )
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def __iter__(self) -> Iterator[MicroBatch]:
         generator = torch.Generator(self.device).manual_seed(0)
-        images = torch.empty(0)
-        for keys in self.batches:
-            if len(keys) > len(images):
-                shape = (len(keys), *self.task.shape)
-                images = torch.randn(shape, generator=generator, device=self.device)
-                images = images.to(memory_format=self.memory_format)
-                labels = torch.randint(
-                    len(self.task.classes), (len(keys),), generator=generator, device=self.device
-                )
-            yield images[: len(keys)], labels[: len(keys)]
+        shape = (self.max_images, *self.task.shape)
+        images = torch.randn(shape, generator=generator, device=self.device)
+        images = images.to(memory_format=self.memory_format)
+        labels = torch.randint(
+            len(self.task.classes), shape[:1], generator=generator, device=self.device
+        )
+        for keys, loss_weight, last in self.batches:
+            yield MicroBatch(
+                images=images[: len(keys)],
+                labels=labels[: len(keys)],
+                loss_weight=loss_weight,
+                last=last,
+            )
 
     def close(self) -> None:
         """There are no workers to end."""

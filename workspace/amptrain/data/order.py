@@ -3,6 +3,7 @@ processes."""
 
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,37 +12,60 @@ from amptrain.data.datasets import VALIDATION, Key
 from amptrain.errors import ConfigError
 
 
+class MicroBatchKeys(NamedTuple):
+    """What a loader is to read at once, and what the step needs to know of it."""
+
+    keys: list[Key]
+    loss_weight: float = 1.0
+    """See MicroBatch.loss_weight."""
+    last: bool = True
+    """Whether this is the last one of its step."""
+
+
 class Order:
     """The steps of all epochs. A step takes the next `batch_size` images of its epoch's order, the
     last what is left.
 
     Each step is split into micro-batches, and these over the processes, as evenly as can be; so the
-    images of a step do not depend on `accumulate` and `world_size`. Fewer than two images for each
-    process (BatchNorm has no variance of one) are left out of their epoch; another epoch's order
-    has them elsewhere.
+    images of a whole step do not depend on `accumulate` and `world_size`. BatchNorm has no variance
+    of one image: each process gets at least two in each micro-batch. What is left at an epoch's end
+    and cannot be split so (fewer than two for each process) is left out of that epoch; another
+    epoch's order has it elsewhere.
     """
 
     def __init__(
         self, images: int, batch_size: int, *, seed: int, accumulate: int = 1, world_size: int = 1
     ) -> None:
+        """Raises ConfigError where a step cannot be split."""
         if batch_size % (accumulate * world_size):
             raise ConfigError(
                 f"--batch-size {batch_size} counts the images of one step over all processes; it needs to be a "
                 f"multiple of {world_size} processes × {accumulate} micro-batches."
             )
+        if batch_size < 2 * accumulate * world_size:
+            raise ConfigError(
+                f"--batch-size {batch_size} leaves one image for each of {world_size} processes × {accumulate} "
+                "micro-batches; BatchNorm has no variance of one. It needs to be at least "
+                f"{2 * accumulate * world_size}."
+            )
+        self.batch_size, self.seed, self.world_size = batch_size, seed, world_size
+        self.micro_batch = batch_size // accumulate
+        """Most images of one micro-batch, over all processes."""
         tail = images % batch_size
+        while tail and not self._can_be_split(tail):
+            tail -= 1
         self.images_in_all = images
-        self.images = images - (tail if tail < 2 * world_size else 0)
+        self.images = images - images % batch_size + tail
         if self.images == 0:
             raise ConfigError(
                 f"There are {images} training images; a step needs at least 2 for each process."
             )
-        self.batch_size, self.seed = batch_size, seed
-        self.world_size = world_size
-        self.micro_batch = batch_size // accumulate
-        """Most images of one micro-batch, over all processes."""
         self.steps_per_epoch = math.ceil(self.images / batch_size)
         self._epoch: tuple[int, NDArray[np.int64]] = (-1, np.zeros(0, dtype=np.int64))
+
+    def _can_be_split(self, images: int) -> bool:
+        """Whether each process gets two images in each micro-batch of so small a step."""
+        return images // math.ceil(images / self.micro_batch) >= 2 * self.world_size
 
     def epoch(self, epoch: int) -> NDArray[np.int64]:
         """The order of all images in an epoch."""
@@ -52,18 +76,26 @@ class Order:
             self._epoch = (epoch, rng.permutation(self.images_in_all))
         return self._epoch[1]
 
+    def size(self, step: int) -> int:
+        """Images of step `step`, over all processes."""
+        start = step % self.steps_per_epoch * self.batch_size
+        return min(self.batch_size, self.images - start)
+
+    def images_until(self, step: int) -> int:
+        """Images of all steps before `step`."""
+        epochs, within = divmod(step, self.steps_per_epoch)
+        return epochs * self.images + within * self.batch_size
+
     def step(self, step: int) -> tuple[int, NDArray[np.int64]]:
         """(epoch, indices) of the images of step `step`, over all processes."""
         epoch, within = divmod(step, self.steps_per_epoch)
         start = within * self.batch_size
-        return epoch, self.epoch(epoch)[start : min(start + self.batch_size, self.images)]
+        return epoch, self.epoch(epoch)[start : start + self.size(step)]
 
-    def micro_batches(self, step: int, rank: int = 0) -> list[tuple[list[Key], float]]:
-        """For each micro-batch of a step: the keys of this process's images, and their share of the
-        step's loss.
+    def micro_batches(self, step: int, rank: int = 0) -> list[MicroBatchKeys]:
+        """This process's part of each micro-batch of a step.
 
-        The share is this process's part of the step's images, times the number of processes (see
-        MicroBatch.share).
+        Its loss weight is its part of the step's images, times the number of processes.
         """
         epoch, indices = self.step(step)
         count = math.ceil(len(indices) / self.micro_batch)
@@ -71,8 +103,12 @@ class Order:
             np.array_split(micro, self.world_size)[rank] for micro in np.array_split(indices, count)
         ]
         return [
-            ([(epoch, int(index)) for index in part], len(part) * self.world_size / len(indices))
-            for part in parts
+            MicroBatchKeys(
+                keys=[(epoch, int(index)) for index in part],
+                loss_weight=len(part) * self.world_size / len(indices),
+                last=number == count,
+            )
+            for number, part in enumerate(parts, start=1)
         ]
 
 
@@ -83,10 +119,9 @@ class TrainBatches:
     def __init__(self, order: Order, start: int, stop: int, rank: int) -> None:
         self.order, self.start, self.stop, self.rank = order, start, stop, rank
 
-    def __iter__(self) -> Iterator[list[Key]]:
+    def __iter__(self) -> Iterator[MicroBatchKeys]:
         for step in range(self.start, self.stop):
-            for keys, _ in self.order.micro_batches(step, self.rank):
-                yield keys
+            yield from self.order.micro_batches(step, self.rank)
 
 
 class ValidationBatches:
@@ -96,9 +131,10 @@ class ValidationBatches:
     def __init__(self, images: int, batch_size: int, rank: int, world_size: int) -> None:
         self.indices = range(rank, images, world_size)
         self.batch_size = batch_size
-        self.most = math.ceil(math.ceil(images / world_size) / batch_size)
+        self.max_batches = math.ceil(math.ceil(images / world_size) / batch_size)
         """Batches of the process that has the most."""
 
-    def __iter__(self) -> Iterator[list[Key]]:
+    def __iter__(self) -> Iterator[MicroBatchKeys]:
         for start in range(0, len(self.indices), self.batch_size):
-            yield [(VALIDATION, index) for index in self.indices[start : start + self.batch_size]]
+            indices = self.indices[start : start + self.batch_size]
+            yield MicroBatchKeys([(VALIDATION, index) for index in indices])

@@ -17,7 +17,7 @@ def finish(config: TrainConfig, order: Order, state: TrainState, broken: int, lo
     """Write `result.json` and say how the run went. For rank 0."""
     progress = state.progress
     device = state.processes.device
-    seen = sum(len(order.step(step)[1]) for step in range(progress.step))
+    seen = order.images_until(progress.step)
     result: dict[str, Any] = {
         "data": config.data.data,
         "model": config.model_name,
