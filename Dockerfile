@@ -9,7 +9,7 @@ FROM ${BASE_IMAGE} AS os
 SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
 ENV LANG=C.UTF-8
 # Versions are not pinned here: Debian's stable release is the pin, and a security update must be able to come in.
-# hadolint ignore=DL3008
+# hadolint ignore=DL3003,DL3008
 RUN --mount=type=cache,id=apt-lists,target=/var/lib/apt/lists,sharing=locked \
     --mount=type=cache,id=apt-archives,target=/var/cache/apt,sharing=locked \
     --mount=type=secret,id=ca_certificates \
@@ -23,6 +23,14 @@ RUN --mount=type=cache,id=apt-lists,target=/var/lib/apt/lists,sharing=locked \
         python3 python3-dev python3-venv systemd-standalone-sysusers \
         gcc g++ make libc6-dev \
         libnss-extrausers \
+        fonts-wqy-microhei git-lfs kitty-terminfo ncurses-term tzdata tzdata-legacy \
+        libglib2.0-0t64 libsm6 libx11-6 libxcb1 libxext6 \
+    # What `import cv2` links (opencv-python, runpod/containers#8). libgl1 by apt brings Mesa and LLVM, 211 MB, to draw on
+    # a screen that is not here; of GL only the dispatching libraries are taken, to which a driver can still be added.
+ && (cd /tmp && apt download libegl1 libgl1 libglvnd0 libglx0 libopengl0 \
+     && for package in ./*.deb; do dpkg-deb --extract "$package" /; done && rm ./*.deb && ldconfig) \
+    # Ghostty calls itself xterm-ghostty; ncurses knows it as ghostty.
+ && ln -sf ../g/ghostty /usr/share/terminfo/x/xterm-ghostty \
     # gcc, g++ and Python.h are for torch.compile and Triton (pytorch#116696): without them it fails at first use.
  && /tmp/prune-os \
  && rm -f /etc/ssh/ssh_host_* /var/log/*.log /var/log/apt/* /var/cache/ldconfig/aux-cache \

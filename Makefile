@@ -2,7 +2,7 @@
 PYTHON ?= python3
 export TORCH # make build TORCH=2.7.0: another folder of locks
 .DEFAULT_GOAL := help
-.PHONY: help jupyter ssh train check test bench build lock clean
+.PHONY: help jupyter ssh shell train check test bench build lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -12,6 +12,9 @@ jupyter: ## JupyterLab in the browser; finds out by itself whether there is a GP
 
 ssh: ## a shell: starts sshd on port 2222 and shows how to log in
 	@$(PYTHON) -m host.up ssh
+
+shell: ## a shell as dev in the service that runs; another: make shell IN=ssh
+	@docker compose exec --user dev $(or $(IN),jupyter) bash -l
 
 train: ## train with mixed precision; settings in ARGS="--precision bf16 …"
 	@$(PYTHON) -m host.up train $(ARGS)

@@ -32,7 +32,12 @@ PERSONAL = frozenset(
         "_",
     )
 )
-SETTINGS = frozenset(("PUID", "PGID", "SSH_REQUIRE_KEY"))
+START = frozenset(("PUID", "PGID", "SSH_REQUIRE_KEY"))
+# docker-compose.yml passes all of .env. What is meant for Compose means something else to other
+# programs (WORKSPACE, IMAGE).
+COMPOSE = frozenset(("ACCELERATOR", "BASE_IMAGE", "BIND_ADDRESS", "COMPOSE_FILE", "GPUS", "IMAGE"))
+COMPOSE |= {"COMPOSE_PROJECT_NAME", "RESTART", "SECRETS", "SHM_SIZE", "WORKSPACE"}
+SETTINGS = START | COMPOSE
 MARK = "PYTORCH_CUDA_ENVIRONMENT"  # set in a session that has read the file
 
 

@@ -60,6 +60,25 @@ def give_workspace() -> None:
     run(["chown", "-R", DEV, str(folder)])
 
 
+def require_own_project(client: str) -> None:
+    """See that no container of this project's name runs from another clone: `up` would replace it.
+
+    Raises:
+        HostError: one does; names the variable that tells the two apart.
+    """
+    compose = [client, "compose", "--project-directory", str(ROOT)]
+    name = json.loads(output([*compose, "config", "--format", "json"]) or "{}").get("name", "")
+    label = "com.docker.compose.project"
+    running = [client, "ps", "--filter", f"label={label}={name}"]
+    shown = output([*running, "--format", f'{{{{.Label "{label}.working_dir"}}}}']) or ""
+    others = set(shown.splitlines()) - {str(ROOT)}
+    if name and others:
+        raise HostError(
+            f"Containers of the project {name} run already, from {', '.join(sorted(others))}. "
+            "Give this clone a name of its own: COMPOSE_PROJECT_NAME=… in .env."
+        )
+
+
 def require_free_ports(client: str, service: str) -> None:
     """See that nothing else listens where `service` is to be published.
 
@@ -117,6 +136,7 @@ def up(service: str, arguments: list[str]) -> None:
     if os.environ.get("TORCH"):
         os.environ.setdefault("IMAGE", IMAGE)  # Compose knows the default torch's image alone
     choose_accelerator(client)
+    require_own_project(client)
     require_free_ports(client, service)
     give_workspace()
     os.execv(client, [client, *compose_command(service, arguments)])

@@ -36,7 +36,12 @@ def project(tmp_path: Path) -> list[str]:
 
 
 def up(
-    engine: GpuEngine, project: list[str], service: str, accelerator: str, workspace: Path
+    engine: GpuEngine,
+    project: list[str],
+    service: str,
+    accelerator: str,
+    workspace: Path,
+    **settings: str,
 ) -> str:
     """Start one service of docker-compose.yml; what its container sees: variables and device
     nodes."""
@@ -45,6 +50,7 @@ def up(
         "WORKSPACE": str(workspace),
         "JUPYTER_PORT": "8888",
         "SSH_PORT": "2222",
+        **settings,
     }
     started = engine.client(
         *project, "up", "--detach", "--no-build", service, environment=environment
@@ -79,6 +85,21 @@ def test_gpu_setting_asks_nvidia_s_hook_for_all_gpus(
             "NVIDIA_REQUIRE_CUDA": "cuda>=12.0",
         }
     ]
+
+
+@pytest.mark.parametrize("gpus", ["0", "1,2", "GPU-5f4a3c21-0000-1111-2222-333344445555", "none"])
+def test_gpus_chooses_which(
+    engine: GpuEngine, project: list[str], gpus: str, tmp_path: Path
+) -> None:
+    up(engine, project, "jupyter", "gpu", tmp_path, GPUS=gpus)
+    (request,) = engine.requests()
+    assert request["NVIDIA_VISIBLE_DEVICES"] == gpus
+
+
+def test_gpus_chooses_one_by_cdi(engine: GpuEngine, project: list[str], tmp_path: Path) -> None:
+    seen = up(engine, project, "ssh", "cdi", tmp_path, GPUS="1").splitlines()
+    assert "nvidia1" in seen
+    assert "nvidia0" not in seen
 
 
 @pytest.mark.parametrize("service", SERVICES)
@@ -160,7 +181,7 @@ def test_compose_parses_what_each_setting_asks_for(project: list[str], tmp_path:
             for name in SERVICES
         ]
     assert asked == {
-        "gpu": [[("nvidia", -1, None)]] * 3,
+        "gpu": [[("nvidia", None, ["all"])]] * 3,
         "cdi": [[("cdi", None, ["nvidia.com/gpu=all"])]] * 3,
         "cpu": [[]] * 3,
     }

@@ -8,11 +8,12 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.support import ROOT, docker_client
+from tests.support import IMAGE, ROOT, docker_client, free_port
 
 NAMES = re.compile(r"^#([A-Z][A-Z_]+)=", re.MULTILINE)
 
@@ -64,6 +65,25 @@ def test_a_taken_port_is_told_with_the_way_out(clone: Path, service: str, variab
         f"Choose another one: {variable}={port + 1} make {service} "
         f"(for good: {variable} in .env).\n"
     )
+
+
+def test_a_second_clone_does_not_replace_the_first_one_s_container(
+    clone: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    other = tmp_path_factory.mktemp("other")
+    service = "services: {x: {image: pytorch-cuda, command: sleep 60, entrypoint: []}}"
+    (other / "compose.yml").write_text(service.replace("pytorch-cuda", IMAGE))
+    environment = {**os.environ, "COMPOSE_PROJECT_NAME": PROJECT}
+    first = [docker_client(), "compose", "--project-directory", str(other)]
+    run = partial(subprocess.run, cwd=other, env=environment, check=True, capture_output=True)
+    run([*first, "up", "--detach"])
+    try:
+        done = up(clone, "jupyter", ACCELERATOR="cpu", JUPYTER_PORT=str(free_port()))
+    finally:
+        run([*first, "down", "--timeout", "0"])
+    assert done.returncode == 1
+    assert f"run already, from {other}" in done.stderr
+    assert "COMPOSE_PROJECT_NAME=" in done.stderr
 
 
 @pytest.mark.parametrize("words", [(), ("jupiter",), ("jupyter", "--port=1")])

@@ -1,5 +1,9 @@
 # Defaults of every Jupyter server in this image; the caller's flags and the user's own files win
 # over them.
+import importlib.util
+import os
+import sys
+
 c = get_config()  # noqa: F821
 
 c.ServerApp.ip = "0.0.0.0"  # inside the container; the host publishes the port on 127.0.0.1
@@ -17,3 +21,23 @@ c.ServerApp.websocket_ping_interval = (
     30000  # ms; the server's own default for the timeout is longer than the interval
 )
 c.ServerApp.websocket_ping_timeout = 30000
+
+# The browser asks before it deletes; then the space is free. The trash would be a hidden folder of
+# the host that nothing in JupyterLab shows or empties (jupyter/notebook#3130).
+c.FileContentsManager.delete_to_trash = False
+c.FileContentsManager.always_delete_dir = True
+# Else each start lists the thirty language servers that are not here.
+c.LanguageServerManager.autodetect = importlib.util.find_spec("pylsp") is not None
+
+# What listens on a port of the container's loopback is at …/proxy/PORT/, behind Jupyter's login.
+# TensorBoard's own %tensorboard asks this variable (tensorflow/tensorboard#1947).
+named = [word.partition("=")[2] for word in sys.argv if ".base_url=" in word]
+base_url = (named or [os.environ.get("NB_PREFIX", "/")])[-1].rstrip("/")
+os.environ.setdefault("TENSORBOARD_PROXY_URL", f"{base_url}/proxy/%PORT%/")
+c.ServerProxy.servers = {
+    "tensorboard": {
+        "command": ["tensorboard", "--logdir=/workspace/runs", "--port={port}"],
+        "timeout": 60,  # seconds; its start imports a lot
+        "launcher_entry": {"title": "TensorBoard", "category": "Other"},
+    }
+}

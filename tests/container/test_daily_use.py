@@ -1,0 +1,203 @@
+"""What people do after the first hour: their terminals and languages, the libraries they add next,
+and what is answered where it fails."""
+
+import json
+import re
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+
+from tests.container.conftest import KeyPair, Ssh
+from tests.container.test_jupyter import ask
+from tests.image.test_pip import make_wheel
+from tests.support import Container, make_folder, started
+
+TOKEN = "token-of-daily-use"
+HOST_KEY = "/var/lib/pytorch-cuda/ssh/ssh_host_ed25519_key"
+DRAW = """
+import warnings; warnings.simplefilter("error")
+import matplotlib.pyplot as plt
+plt.title("训练损失 損失 トレーニング 학습 손실"); plt.savefig("/tmp/title.png")
+"""
+LINKED = ("libGL.so.1", "libEGL.so.1", "libglib-2.0.so.0", "libgthread-2.0.so.0", "libxcb.so.1")
+LINKED += ("libSM.so.6", "libXext.so.6", "libX11.so.6")
+
+
+@pytest.fixture(scope="module")
+def sshd(key: KeyPair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
+    wheels = make_folder(tmp_path_factory.mktemp("companions"))
+    for version in ("2.6.0", "2.11.0"):
+        make_wheel(wheels, "torchaudio", version)
+    options = ["--shm-size=1g", "--publish=127.0.0.1::2222", f"--env=SSH_PUBLIC_KEY={key.public}"]
+    with started("ssh", options=[*options, f"--volume={wheels}:/wheels:ro"]) as container:
+        yield container
+
+
+@pytest.fixture(scope="module")
+def jupyter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
+    folder = make_folder(tmp_path_factory.mktemp("daily") / "workspace", 12345)
+    options = ["--shm-size=1g", "--publish=127.0.0.1::8888", f"--env=JUPYTER_TOKEN={TOKEN}"]
+    with started("jupyter", options=[*options, f"--volume={folder}:/workspace"]) as container:
+        assert ask(container, "/api/status", TOKEN)[0] == 200
+        yield container
+
+
+@pytest.mark.parametrize(
+    "sent", ["LC_ALL=zh_CN.UTF-8", "LC_CTYPE=UTF-8", "LANG=en_US.UTF-8", "LANG=de_DE"]
+)
+def test_no_locale_that_a_client_sends_costs_a_warning(
+    sshd: Container, ssh: Ssh, sent: str
+) -> None:
+    command = "cd /tmp; touch 测试.txt; ls; locale; python3 -c 'print(\"损失\")'"
+    options = ("-tt", f"-oSetEnv={sent}", "-oSendEnv=LANG LC_*")
+    done = ssh(sshd, command, options=options)
+    assert done.returncode == 0
+    assert "测试.txt" in done.stdout
+    assert "损失" in done.stdout
+    assert "cannot" not in done.stdout + done.stderr
+    assert 'LC_CTYPE="C.UTF-8"' in done.stdout
+
+
+@pytest.mark.parametrize("term", ["xterm-kitty", "alacritty", "xterm-ghostty", "wezterm"])
+def test_terminal_is_known(sshd: Container, ssh: Ssh, term: str) -> None:
+    command = f"export TERM={term}; clear; tput cols; tmux new true; echo =$?; htop --version"
+    done = ssh(sshd, command, options=("-tt",))
+    assert "=0" in done.stdout, done.stdout
+    for word in ("unsuitable", "unknown terminal", "missing", "Error opening"):
+        assert word not in done.stdout
+
+
+def test_titles_in_chinese_japanese_and_korean_have_their_glyphs(sshd: Container) -> None:
+    done = sshd.execute("sh", "-c", f"python - 2>&1 <<'EOF'\n{DRAW}\nEOF\n", user="dev")
+    assert done.replace("Matplotlib is building the font cache; this may take a moment.", "") in (
+        "",
+        "\n",
+    )
+
+
+@pytest.mark.parametrize("zone", ["US/Eastern", "PRC", "Asia/Calcutta", "Europe/Berlin"])
+def test_time_zone_is_known(sshd: Container, zone: str) -> None:
+    offset = {"US/Eastern": -5, "PRC": 8, "Asia/Calcutta": 5.5, "Europe/Berlin": 1}[zone]
+    show = "import os, time; os.environ['TZ'] = '%s'; time.tzset(); print(-time.timezone / 3600)"
+    assert float(sshd.execute("python3", "-c", show % zone)) == offset
+
+
+def test_git_works_on_anybody_s_folder_and_fetches_large_files(sshd: Container, ssh: Ssh) -> None:
+    ssh(sshd, "git init -q /tmp/r && cd /tmp/r && git lfs track '*.pt'")
+    assert ssh(sshd, "git -C /tmp/r status", user="root").returncode == 0
+    commit = "git -c user.name=a -c user.email=a@b.example commit -qm a"
+    done = ssh(sshd, f"cd /tmp/r; echo weights > a.pt; git add . && {commit}; git show :a.pt")
+    assert "git-lfs" in done.stdout, done.stderr  # what the repository keeps is the pointer
+
+
+def test_libraries_that_opencv_links_are_there(sshd: Container) -> None:
+    program = "import ctypes, sys\nfor name in sys.argv[1:]: ctypes.CDLL(name)"
+    sshd.execute("python3", "-c", program, *LINKED, user="dev")
+
+
+def test_companions_of_torch_are_held_to_the_version_that_fits(sshd: Container, ssh: Ssh) -> None:
+    install = "pip install --dry-run --no-index --find-links /wheels torchaudio"
+    assert "torchaudio-2.6.0" in ssh(sshd, install).stdout
+    assert ssh(sshd, f"{install}==2.11.0").returncode != 0
+
+
+@pytest.mark.parametrize(
+    ("command", "answer"),
+    [
+        ("sudo apt install jq", "There is no sudo. Root of this container: ssh to it as root"),
+        ("nvcc --version", "five lines add it: docs/extending.md"),
+        ("apt install jq", "apt needs root"),
+    ],
+)
+def test_what_can_not_work_is_answered_where_it_fails(
+    sshd: Container, ssh: Ssh, command: str, answer: str
+) -> None:
+    done = ssh(sshd, command)
+    assert done.returncode != 0
+    assert answer in done.stderr
+
+
+def test_root_is_told_that_its_packages_go_with_the_container(sshd: Container) -> None:
+    install = "pip install --no-index --find-links /wheels --dry-run torchaudio 2>&1"
+    assert "what dev installs stays" in sshd.execute("sh", "-c", install)
+    assert "note:" not in sshd.execute("sh", "-c", install, user="dev")
+
+
+def test_idle_session_is_kept_alive(sshd: Container) -> None:
+    shown = sshd.execute("/usr/sbin/sshd", "-T", "-h", HOST_KEY)
+    assert "clientaliveinterval 30" in shown
+
+
+def test_client_without_aead_connects_by_aes_ctr(sshd: Container, ssh: Ssh) -> None:
+    # paramiko before 3.5: of Debian 12, Ubuntu 22.04 and 24.04.
+    options = ("-oCiphers=aes128-ctr", "-oMACs=hmac-sha2-256-etm@openssh.com")
+    assert ssh(sshd, "echo in", options=options).stdout == "in\n"
+
+
+def delete(container: Container, path: str) -> None:
+    """What JupyterLab's file browser asks for."""
+    url = f"http://127.0.0.1:{container.published(8888)}/api/contents/{path}"
+    request = urllib.request.Request(
+        url, method="DELETE", headers={"Authorization": f"token {TOKEN}"}
+    )
+    with urllib.request.urlopen(request, timeout=20) as reply:
+        assert reply.status == 204
+
+
+def test_what_is_deleted_in_the_browser_frees_its_space(jupyter: Container) -> None:
+    make = "mkdir -p /workspace/run; echo x | tee /workspace/big.pt /workspace/run/a.pt"
+    jupyter.execute("sh", "-c", make, user="dev")
+    delete(jupyter, "big.pt")
+    delete(jupyter, "run")
+    left = jupyter.execute("find", "/workspace", "-name", "*.pt", "-o", "-name", ".Trash*")
+    assert left == ""
+
+
+def test_log_lists_no_missing_language_server(jupyter: Container) -> None:
+    assert "Skipped non-installed server" not in jupyter.log()
+
+
+def test_a_program_on_a_local_port_is_behind_jupyter_s_token(jupyter: Container) -> None:
+    serve = "cd /etc/jupyter; exec python3 -m http.server --bind 127.0.0.1 7860"
+    base = f"http://127.0.0.1:{jupyter.published(8888)}/proxy/7860/jupyter_server_config.py"
+    with subprocess.Popen(
+        ["docker", "exec", "--user=dev", jupyter.name, "sh", "-c", serve],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as server:
+        try:
+            for _ in range(50):
+                try:
+                    status, _text = page(f"{base}?token={TOKEN}")
+                    break
+                except urllib.error.HTTPError:
+                    time.sleep(0.2)
+            assert status == 200
+            with urllib.request.urlopen(base, timeout=20) as reply:
+                assert "/login" in reply.url  # without the token
+        finally:
+            jupyter.execute("pkill", "-f", "7860", check=False)
+            server.wait(10)
+
+
+def page(url: str) -> tuple[int, str]:
+    """Status and text."""
+    with urllib.request.urlopen(url, timeout=20) as reply:
+        return reply.status, reply.read().decode()
+
+
+def test_notebook_is_exported_as_html_and_pdf_says_what_it_needs(jupyter: Container) -> None:
+    base = f"http://127.0.0.1:{jupyter.published(8888)}/nbconvert"
+    notebook = {"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+    jupyter.execute("sh", "-c", "cat > /workspace/n.ipynb", user="dev", stdin=json.dumps(notebook))
+    status, text = page(f"{base}/html/n.ipynb?token={TOKEN}")
+    assert (status, "<html" in text) == (200, True)
+    jupyter.announced.extend(["xelatex", "is not trusted", "Traceback", r"\b500 GET", r"\[E "])
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        page(f"{base}/pdf/n.ipynb?token={TOKEN}")
+    told = refused.value.read().decode()
+    assert re.search(r"xelatex not found", told), told
