@@ -118,7 +118,7 @@ LABEL org.opencontainers.image.title="pytorch-cuda" \
 RUN echo "REVISION=${REVISION}" >> /opt/versions.env
 WORKDIR /workspace
 EXPOSE 8888 2222
-# No --start-interval: Docker before 25 and buildah (1.28 of Debian 12) refuse to build with it. One check takes some 30 ms.
+# No --start-interval: Docker before 25 and buildah (1.28 of Debian 12) refuse it. A check takes 0.16 s of a CPU: 3 % at 5 s.
 HEALTHCHECK --interval=5s --timeout=5s --start-period=60s --retries=6 \
     CMD ["/usr/bin/python3", "-I", "/opt/entrypoints", "health"]
 ENTRYPOINT ["/usr/bin/tini", "-g", "--", "/usr/bin/python3", "-I", "/opt/entrypoints"]
