@@ -125,13 +125,22 @@ class ModelConfig:
     """What is trained."""
 
     model: str = "auto"
-    """small_cnn, or any classification model of torchvision by name; auto is small_cnn for digits,
-    else resnet50."""
+    """small_cnn, any classification model of torchvision by name, or file.py:function for one of
+    your own; auto is small_cnn for digits, else resnet50."""
+    weights: str | None = None
+    """Weights to start from: DEFAULT or another name of torchvision's, a file (.safetensors, .pth)
+    or a run. The head is new where the classes are others."""
+    freeze: bool = False
+    """Train the head only; the rest stays as it is, BatchNorm's statistics too."""
     channels_last: bool = True
     """NHWC memory format, which tensor cores want; the most of the gain of mixed precision in
     convolutions."""
     compile: bool = False
     """torch.compile; the first steps take longer."""
+    sync_batchnorm: bool = False
+    """BatchNorm over the images of all processes, for few images on each GPU."""
+    find_unused_parameters: bool = False
+    """Several processes: allow parameters that do not take part in each step; slower."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,8 +210,11 @@ class OptimConfig:
     """sgd has Nesterov momentum."""
     fused: bool = True
     """The fused optimizer; without it torch's scaler waits for the device at each fp16 step."""
-    lr: float = 5e-3
-    """Learning rate at the end of the warm-up."""
+    lr: float | None = None
+    """Learning rate at the end of the warm-up. The default follows model, optimizer and batch size;
+    the run says which it is."""
+    head_lr: float | None = None
+    """Learning rate of the head; the default is 10 times --lr with --weights, else --lr."""
     momentum: float = 0.9
     """Momentum, for sgd."""
     weight_decay: float = 5e-2
@@ -228,7 +240,10 @@ class OptimConfig:
             self.max_steps is None or self.max_steps >= 1,
             f"--max-steps is {self.max_steps}; it needs at least 1.",
         )
-        require(self.lr > 0, f"--lr is {self.lr}; it needs to be above 0.")
+        for name in ("lr", "head_lr"):
+            value = getattr(self, name)
+            flag = f"--{name.replace('_', '-')}"
+            require(value is None or value > 0, f"{flag} is {value}; it needs to be above 0.")
         require(
             0 <= self.momentum < 1,
             f"--momentum is {self.momentum}; it needs to be from 0 to below 1.",
@@ -280,7 +295,8 @@ class TrainConfig:
     def run_dir(self) -> Path:
         """`runs/<name>`; without --name, a name made of data, model and precision."""
         data = self.data.data.strip("/").replace("/", "_").replace(":", "-")
-        name = self.run.name or f"{data}-{self.model_name}-{self.precision.precision}"
+        model = self.model_name.strip("/").replace("/", "_").replace(":", "-")
+        name = self.run.name or f"{data}-{model}-{self.precision.precision}"
         return self.run.runs / name
 
 

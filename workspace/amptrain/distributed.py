@@ -82,7 +82,7 @@ class Processes:
             dist.broadcast_object_list(values, src=0, group=self._control)
         return values[0]
 
-    def wrap(self, model: nn.Module) -> nn.Module:
+    def wrap(self, model: nn.Module, find_unused_parameters: bool = False) -> nn.Module:
         """`model` as DDP, if there are several processes."""
         if self._control is None:
             return model
@@ -90,6 +90,7 @@ class Processes:
             model,
             device_ids=[self.device] if self.device.type == "cuda" else None,
             gradient_as_bucket_view=True,
+            find_unused_parameters=find_unused_parameters,
         )
 
     def share(self, tensors: list[Tensor]) -> None:

@@ -1,5 +1,6 @@
 """The optimizer of a model: which parameters are decayed, and how fast each group learns."""
 
+import dataclasses
 import math
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -8,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from amptrain.config import OptimConfig
+from amptrain.config import OptimConfig, TrainConfig
 from amptrain.errors import ConfigError
 from amptrain.model import head_name
 
@@ -34,18 +35,16 @@ NEVER_DECAYED = (
 position and class embeddings and layer scales (pytorch/vision#5671, facebookresearch/deit#48)."""
 
 
-def build_optimizer(
-    model: nn.Module, config: OptimConfig, *, lr: float | None = None, head_scale: float = 1.0
-) -> Optimizer:
+def build_optimizer(model: nn.Module, config: OptimConfig) -> Optimizer:
     """SGD with Nesterov momentum, or AdamW, over the parameters that are not frozen.
 
-    Biases, norms, position and class embeddings and layer scales are not decayed. `lr` is the rate
-    of all but the head, whose rate is `head_scale` times as high; each group's `lr_scale` holds its
-    factor, which `update` multiplies the schedule's rate with. Raises ConfigError if all parameters
-    are frozen.
+    Biases, norms, position and class embeddings and layer scales are not decayed. The head learns
+    at `config.head_lr`, if that is given; each group's `lr_scale` holds its factor, which `update`
+    multiplies the schedule's rate with. Raises ConfigError if all parameters are frozen.
     """
-    lr = config.lr if lr is None else lr
-    assert lr is not None
+    if config.lr is None:
+        raise ConfigError("The learning rate is not chosen yet; give --lr.")
+    lr, head_scale = config.lr, (config.head_lr or config.lr) / config.lr
     decayed = {id(parameter) for parameter in _decayed(model)}
     head = head_name(model) if head_scale != 1 else None
     groups: list[dict[str, Any]] = [
@@ -100,10 +99,20 @@ TRANSFORMERS = ("vit_", "swin_", "maxvit")
 BASE_BATCH = 64
 
 
+def with_learning_rates(config: TrainConfig) -> TrainConfig:
+    """`config` with a learning rate, and one for the head where weights are given."""
+    optim, given = config.optim, config.model.weights is not None
+    lr = optim.lr or default_lr(
+        config.model_name, optim.optimizer, batch_size=optim.batch_size, pretrained=given
+    )
+    head_lr = optim.head_lr or (10 * lr if given else None)
+    return dataclasses.replace(config, optim=dataclasses.replace(optim, lr=lr, head_lr=head_lr))
+
+
 def default_lr(model: str, optimizer: str, *, batch_size: int, pretrained: bool) -> float:
     """The peak learning rate that is taken if none is given.
 
-    At 64 images a step: AdamW 1e-3 for convolutions (small_cnn 5e-3) and 2e-4 for transformers
+    small_cnn with AdamW 5e-3. Others at 64 images a step: AdamW 1e-3 for convolutions and 2e-4 for transformers
     (that of DeiT, arXiv:2012.12877, scaled down); SGD 0.025 (torchvision's 0.1 at 256). A third of
     it for the backbone of pretrained weights. For another batch size the rate of SGD grows with the
     batch (Goyal et al., arXiv:1706.02677), and that of AdamW with its square root (Malladi et al.,
@@ -113,6 +122,7 @@ def default_lr(model: str, optimizer: str, *, batch_size: int, pretrained: bool)
     if optimizer == "sgd":
         rate = 0.025 * ratio
     else:
-        rate = {"small_cnn": 5e-3}.get(model, 2e-4 if model.startswith(TRANSFORMERS) else 1e-3)
-        rate *= math.sqrt(ratio)
+        rate = (2e-4 if model.startswith(TRANSFORMERS) else 1e-3) * math.sqrt(ratio)
+    if (model, optimizer) == ("small_cnn", "adamw"):
+        rate = 5e-3
     return float(f"{rate * (1 / 3 if pretrained else 1):.2g}")

@@ -1,5 +1,6 @@
 """Weights to start from: torchvision's own, a file, or another run; and what of them fits."""
 
+import dataclasses
 import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,10 +11,11 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
+from amptrain.data.datasets import Task
 from amptrain.errors import ConfigError
 from amptrain.inference.model_file import BEST, LAST, find_model, read_info, read_metadata
 from amptrain.inference.model_file import read_tensors as read_safetensors
-from amptrain.model import head_name, usual_size
+from amptrain.model import head_name
 
 ENDINGS = (".safetensors", ".pth", ".pt", ".bin", ".ckpt")
 NESTED = ("state_dict_ema", "model_ema", "ema", "state_dict", "model_state_dict", "model")
@@ -214,8 +216,21 @@ def _resized_positions(model: nn.Module, given: dict[str, Tensor]) -> dict[str, 
     return dict(interpolate_embeddings(model.image_size, model.patch_size, OrderedDict(given)))
 
 
-def size_for(model: str, start: StartWeights | None) -> int:
-    """The image size that is taken if none is given: that of the weights, of the model as
-    torchvision trained it, or 224."""
-    known = start.image_size if start is not None else None
-    return known or usual_size(model) or 224
+def as_trained(task: Task, start: StartWeights) -> Task:
+    """`task`, its images normalised as the weights are used to, where that is known."""
+    if start.mean is None or start.std is None or len(start.mean) != task.shape[0]:
+        return task
+    scale = task.pixel_max / 255
+    mean, std = (tuple(scale * value for value in values) for values in (start.mean, start.std))
+    return dataclasses.replace(task, mean=mean, std=std)
+
+
+def size_advice(task: Task, start: StartWeights) -> list[str]:
+    """A sentence if the weights were made with images of another size."""
+    size, wanted = task.shape[1], start.image_size
+    if wanted is None or wanted == size:
+        return []
+    return [
+        f"These weights were trained with images of {wanted}×{wanted} pixels, and these have {size}×"
+        f"{size}; --image-size {wanted} is what they are used to."
+    ]

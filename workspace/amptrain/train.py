@@ -21,7 +21,9 @@ from amptrain.distributed import Processes
 from amptrain.errors import TrainingError
 from amptrain.inference.model_file import BEST, LAST, write_model
 from amptrain.inference.saved import saved_info
+from amptrain.optim import with_learning_rates
 from amptrain.precision import Fp16
+from amptrain.pretrained import as_trained, find_weights, size_advice
 from amptrain.report.diagnose import diagnose
 from amptrain.report.introduction import introduction
 from amptrain.report.log import EpochRecord, RunLog
@@ -76,11 +78,18 @@ class Trainer:
     def __init__(self, config: TrainConfig, processes: Processes, stop: StopSignal) -> None:
         """Raises ConfigError for settings that cannot be, CheckpointError where no checkpoint can
         be read."""
-        self.config, self.processes, self.stop = config, processes, stop
+        self.config = config = with_learning_rates(config)
+        self.processes, self.stop = processes, stop
         torch.backends.cudnn.benchmark = not config.run.deterministic
         torch.use_deterministic_algorithms(config.run.deterministic)
         optim = config.optim
+        assert optim.lr is not None
+        self.peak_lr = optim.lr
         self.task = open_task(config.data, config.run.seed)
+        weights = config.model.weights
+        start = None if weights is None else find_weights(weights, config.model_name)
+        if start is not None:
+            self.task = as_trained(self.task, start)
         self.order = Order(
             len(self.task.train),
             optim.batch_size,
@@ -96,10 +105,13 @@ class Trainer:
         self.state = TrainState(config, self.task, self.order.steps_per_epoch, processes)
         self.store = CheckpointStore(config.run_dir / "checkpoints", config.run.keep)
         messages = self._continue()
+        if start is not None and not messages:
+            messages = [self.state.start_from(start, self.task.classes)]
+            messages += size_advice(self.task, start)
         self.feed = Feed(config, self.task, self.order, processes, self.state.memory_format)
         if config.model.compile:
             self.state.model.compile()  # in place, so that names in checkpoints stay the same
-        self.parallel = processes.wrap(self.state.model)
+        self.parallel = processes.wrap(self.state.model, config.model.find_unused_parameters)
         if (
             processes.device.type == "cpu"
             and self.order.micro_batch * math.prod(self.task.shape) < 2**14
@@ -164,6 +176,8 @@ class Trainer:
         the first half to do while the host waits."""
         state, optim = self.state, self.config.optim
         self.parallel.train()
+        for norm in state.frozen:
+            norm.eval()
         gradients = backward(
             self.parallel,
             state.optimizer,
@@ -175,7 +189,7 @@ class Trainer:
         self._settle()
         self.lr = learning_rate(
             state.progress.optimizer_steps,
-            peak=optim.lr,
+            peak=self.peak_lr,
             warmup=self.warmup_steps,
             total=self.total_steps,
         )

@@ -19,9 +19,11 @@ from amptrain.config import TrainConfig, flatten
 from amptrain.data.datasets import Task
 from amptrain.distributed import Processes
 from amptrain.ema import Ema
-from amptrain.model import build_model
+from amptrain.errors import ConfigError
+from amptrain.model import build_model, freeze_backbone, frozen_norms
 from amptrain.optim import build_optimizer
 from amptrain.precision import require_fp32, resolve_precision
+from amptrain.pretrained import StartWeights, load_weights
 from amptrain.step import BufferGuard
 
 
@@ -60,7 +62,16 @@ class TrainState:
         self.memory_format = (
             torch.channels_last if config.model.channels_last else torch.contiguous_format
         )
-        self.model = build_model(config.model_name, task).to(processes.device)
+        self.model = build_model(config.model_name, task)
+        self.frozen: list[nn.Module] = []
+        if config.model.freeze:
+            freeze_backbone(self.model)
+            self.frozen = frozen_norms(self.model)
+        if config.model.sync_batchnorm and processes.world_size > 1:
+            if processes.device.type != "cuda":
+                raise ConfigError("--sync-batchnorm needs CUDA devices; torch has none for CPUs.")
+            self.model = nn.SyncBatchNorm.convert_sync_batchnorm(self.model)
+        self.model.to(processes.device)
         self.model.to(memory_format=self.memory_format)  # type: ignore[call-overload]  # torch's stub lacks it
         require_fp32(self.model)
         seed_all(config.run.seed, processes.rank)
@@ -73,6 +84,17 @@ class TrainState:
     def judged(self) -> nn.Module:
         """The model that is validated, and used afterwards: the averaged one, if there is one."""
         return self.model if self.ema is None else self.ema.model
+
+    def start_from(self, start: StartWeights, classes: tuple[str, ...]) -> str:
+        """Take over weights before the first step. Returns a sentence on what was left out."""
+        if start.over_network:  # rank 0 fetches them for all of this machine
+            if self.processes.is_main:
+                start.read()
+            self.processes.any(False)
+        text = load_weights(self.model, start, classes)
+        if self.ema is not None:
+            self.ema.model.load_state_dict(self.model.state_dict())
+        return text
 
     def share_buffers(self) -> None:
         """Rank 0's BatchNorm statistics for all: they are what a checkpoint holds, and what is to

@@ -24,8 +24,17 @@ def introduction(
         f"{workers} loader workers in each process.",
         f"A step takes {config.optim.batch_size} images: {world} processes × {config.optim.accumulate} "
         f"micro-batches × {part} images.",
+        rates(config),
         *slow_on_cpu(config.precision.precision, state.precision, device),
     ]
+
+
+def rates(config: TrainConfig) -> str:
+    """The learning rates, which may be nobody's choice."""
+    optim = config.optim
+    head = f", {optim.head_lr:g} for the head" if optim.head_lr else ""
+    only = " (the rest is frozen)" if config.model.freeze else ""
+    return f"Learning rate {optim.lr:g}{head}{only}, with {optim.optimizer}."
 
 
 def slow_on_cpu(asked: str, precision: Precision, device: torch.device) -> list[str]:
