@@ -220,14 +220,28 @@ def test_cuda_that_is_not_there_is_said(make_config: Make) -> None:
         Processes("cuda")
 
 
-def test_a_second_signal_ends_at_once() -> None:
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_second_signal_ends_at_once(name: str) -> None:
     code = (
-        "import os, signal, time\nfrom amptrain.signals import StopSignal\nwith StopSignal() as stop:\n"
-        " os.kill(os.getpid(), signal.SIGTERM)\n assert stop.number == signal.SIGTERM\n print('asked', flush=True)\n"
-        " os.kill(os.getpid(), signal.SIGTERM)\n time.sleep(60)\n"
+        "import os, signal, time\nfrom amptrain.signals import StopSignal\n"
+        f"with StopSignal() as stop:\n os.kill(os.getpid(), signal.{name})\n"
+        f" assert stop.number == signal.{name}\n print('asked', flush=True)\n"
+        f" os.kill(os.getpid(), signal.{name})\n time.sleep(60)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=30
     )
     assert done.stdout == "asked\n"
-    assert done.returncode == -signal.SIGTERM
+    assert done.returncode == -getattr(signal, name)
+
+
+def test_nohup_is_heeded_and_a_thread_may_train() -> None:
+    code = (
+        "import os, signal, threading\nfrom amptrain.signals import StopSignal\n"
+        "def use():\n with StopSignal() as stop:\n  print(stop.number)\n"
+        "thread = threading.Thread(target=use); thread.start(); thread.join()\n"
+        "with StopSignal() as stop:\n os.kill(os.getpid(), signal.SIGHUP)\n print(stop.number)\n"
+    )
+    command = ["nohup", sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    assert (done.returncode, done.stdout) == (0, "None\nNone\n")

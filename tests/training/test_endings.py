@@ -6,19 +6,89 @@ import sys
 from pathlib import Path
 
 import pytest
-from amptrain.errors import ConfigError, TrainingError
+import torch
+from amptrain.config import from_flat
+from amptrain.errors import CheckpointError, ConfigError, TrainingError
 from amptrain.train import train
 
 from .support import Make, command, wait_for
 
 
-def test_a_finished_run_says_its_result_again(make_config: Make, messages: list[str]) -> None:
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_finished_run_says_its_result_again_and_changes_no_file(
+    make_config: Make, messages: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     config = make_config()
     assert train(config) == 0
-    first = list(messages)
+    before = contents(config.run_dir)
+    assert train(make_config(workers=1, log_every=3)) == 0
+    said = capsys.readouterr().out
+    assert "is finished at step 12: there is nothing to train" in said
+    assert messages[-1] in said
+    assert contents(config.run_dir) == before
+
+
+@pytest.mark.parametrize(
+    ("changed", "name"),
+    [
+        ({"lr": 1e-4}, "lr0.0001"),
+        ({"precision": "bf16"}, "precisionbf16"),
+        ({"max_steps": 3}, "max_steps3"),
+    ],
+)
+def test_a_finished_run_is_not_told_as_one_of_other_settings(
+    changed: dict[str, object], name: str, make_config: Make
+) -> None:
+    """Another learning rate printed the old accuracy, and config.yaml said the new rate."""
+    config = make_config(precision="fp32")
     assert train(config) == 0
-    assert messages[-1] == first[-1]
-    assert any("Continuing at step 12 of 12" in text for text in messages)
+    before = contents(config.run_dir)
+    with pytest.raises(ConfigError, match=f"--name {config.run_dir.name}-{name}"):
+        train(make_config(**{"precision": "fp32", **changed}))
+    assert contents(config.run_dir) == before
+
+
+def test_a_loop_over_learning_rates_gives_as_many_runs() -> None:
+    runs = {from_flat({"lr": lr}).run_dir for lr in (5e-3, 1e-3, 1e-4)}
+    assert len(runs) == 3
+    assert from_flat({"epochs": 3}).run_dir == from_flat({}).run_dir  # it continues
+
+
+def test_a_checkpoint_of_another_model_is_told_in_a_sentence(make_config: Make) -> None:
+    config = make_config(epochs=1)
+    assert train(config) == 0
+    (path,) = (config.run_dir / "checkpoints").glob("step-*.pt")
+    state = torch.load(path, weights_only=True)
+    state["model"] = {"other": torch.zeros(2)}
+    torch.save(state, path)
+    with pytest.raises(CheckpointError, match=r"does not fit this model"):
+        train(make_config(epochs=2))
+
+
+def test_memory_that_runs_out_is_told_with_what_to_set(
+    make_config: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a real allocation of 8 EiB, which torch's allocator for the CPU refuses."""
+    monkeypatch.setattr("amptrain.train.backward", lambda *_, **__: torch.empty(2**60).double())
+    with pytest.raises(TrainingError, match=r"Out of memory: .*--accumulate 2 gives the same step"):
+        train(make_config())
+
+
+def test_a_reader_that_goes_away_ends_no_run(make_config: Make) -> None:
+    """`amptrain train | head -1`."""
+    config = make_config(epochs=2, log_every=1)
+    reader = ["head", "-1"]
+    with subprocess.Popen(command(config), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+        assert run.stdout is not None
+        assert run.stderr is not None
+        subprocess.run(reader, stdin=run.stdout, check=True, stdout=subprocess.DEVNULL)
+        run.stdout.close()
+        errors = run.stderr.read()
+    assert (run.returncode, errors) == (0, b"")
+    assert (config.run_dir / "result.json").exists()
 
 
 def test_two_runs_in_one_directory_are_refused(make_config: Make) -> None:

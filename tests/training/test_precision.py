@@ -2,6 +2,7 @@
 
 import platform
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 import torch
@@ -160,3 +161,9 @@ def test_scaler_continues_where_it_was_with_the_factors_of_today() -> None:
     assert new.state_dict() == {**old.state_dict(), "growth_interval": 60}
     assert (new.state_dict()["scale"], new.state_dict()["_growth_tracker"]) == (1024.0, 3)
     assert new.loss_scale == 1024.0
+
+
+def test_the_flag_and_the_classes_name_the_same_precisions() -> None:
+    asked = get_args(get_type_hints(PrecisionConfig)["precision"])
+    assert set(asked) == {"auto", *PRECISIONS}
+    assert [name for name, kind in PRECISIONS.items() if kind.has_scaler] == ["fp16"]

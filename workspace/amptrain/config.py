@@ -13,8 +13,14 @@ from typing import Any, Literal, get_args
 import yaml
 
 from amptrain.errors import ConfigError
+from amptrain.files import atomic_write
 
 Plain = bool | int | float | str | None
+NAMED_IN_RUN = {
+    *("seed", "batch_size", "optimizer", "lr", "momentum", "weight_decay", "warmup_epochs"),
+    *("label_smoothing", "clip_norm", "ema_decay", "head_lr", "freeze", "image_size"),
+}
+"""Settings that stand in the default name of a run where they are not the default."""
 
 
 def require(condition: bool, sentence: str) -> None:
@@ -293,10 +299,17 @@ class TrainConfig:
 
     @property
     def run_dir(self) -> Path:
-        """`runs/<name>`; without --name, a name made of data, model and precision."""
+        """`runs/<name>`; without --name, a name made of data, model, precision, and the settings
+        that make another run of it: a loop over --lr gives as many runs."""
         data = self.data.data.strip("/").replace("/", "_").replace(":", "-")
         model = self.model_name.strip("/").replace("/", "_").replace(":", "-")
-        name = self.run.name or f"{data}-{model}-{self.precision.precision}"
+        default = flatten(TrainConfig())
+        differing = [
+            f"-{name}{value}"
+            for name, value in flatten(self).items()
+            if name in NAMED_IN_RUN and value != default[name]
+        ]
+        name = self.run.name or f"{data}-{model}-{self.precision.precision}{''.join(differing)}"
         return self.run.runs / name
 
 
@@ -378,4 +391,4 @@ def load_yaml(path: Path) -> TrainConfig:
 
 def save_yaml(config: TrainConfig, path: Path) -> None:
     """Write all settings, so that `--config` with this file repeats the run."""
-    path.write_text(yaml.safe_dump(flatten(config), sort_keys=False), encoding="utf-8")
+    atomic_write(path, yaml.safe_dump(flatten(config), sort_keys=False))

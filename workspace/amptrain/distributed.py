@@ -112,14 +112,14 @@ class Processes:
         except RuntimeError as error:
             raise self.lost(error) from error
 
-    def peer_lost(self, error: RuntimeError) -> bool:
+    def peer_lost(self, error: Exception) -> bool:
         """Whether `error`, raised in a training step, says that another process is gone."""
         text = str(error)
         return self.world_size > 1 and any(
             sign in text for sign in ("gloo", "NCCL", "Connection closed by peer")
         )
 
-    def lost(self, error: RuntimeError) -> TrainingError:
+    def lost(self, error: Exception) -> TrainingError:
         """What to raise when another process is gone."""
         return TrainingError(
             f"Rank {self.rank} lost another process of this run, so it ends too; the last lines of that process tell "

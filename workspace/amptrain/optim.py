@@ -100,20 +100,25 @@ BASE_BATCH = 64
 
 
 def with_learning_rates(config: TrainConfig) -> TrainConfig:
-    """`config` with a learning rate, and one for the head where weights are given."""
+    """`config` with a learning rate, and one for the head where weights are given; and with the
+    name of its run, which is made of what was given."""
     optim, given = config.optim, config.model.weights is not None
     lr = optim.lr or default_lr(
         config.model_name, optim.optimizer, batch_size=optim.batch_size, pretrained=given
     )
     head_lr = optim.head_lr or (10 * lr if given else None)
-    return dataclasses.replace(config, optim=dataclasses.replace(optim, lr=lr, head_lr=head_lr))
+    return dataclasses.replace(
+        config,
+        run=dataclasses.replace(config.run, name=config.run_dir.name),
+        optim=dataclasses.replace(optim, lr=lr, head_lr=head_lr),
+    )
 
 
 def default_lr(model: str, optimizer: str, *, batch_size: int, pretrained: bool) -> float:
     """The peak learning rate that is taken if none is given.
 
-    small_cnn with AdamW 5e-3. Others at 64 images a step: AdamW 1e-3 for convolutions and 2e-4 for transformers
-    (that of DeiT, arXiv:2012.12877, scaled down); SGD 0.025 (torchvision's 0.1 at 256). A third of
+    small_cnn with AdamW 5e-3. Others at 64 images a step: AdamW 1e-3 for convolutions and 2e-4 for
+    transformers (that of DeiT, arXiv:2012.12877, scaled down); SGD 0.025 (torchvision's 0.1 at 256). A third of
     it for the backbone of pretrained weights. For another batch size the rate of SGD grows with the
     batch (Goyal et al., arXiv:1706.02677), and that of AdamW with its square root (Malladi et al.,
     arXiv:2205.10287); but no higher than at 4096 images.

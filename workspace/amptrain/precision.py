@@ -23,6 +23,8 @@ class Precision:
     """What autocast computes in; None is no autocast."""
     tf32: ClassVar[bool] = False
     """Whether FP32 multiplications may use TF32; with autocast, those that it leaves in FP32."""
+    has_scaler: ClassVar[bool] = False
+    """Whether the loss is scaled, so that its scale can collapse."""
 
     def __init__(self, device: torch.device, config: PrecisionConfig) -> None:
         self.device = device
@@ -42,6 +44,15 @@ class Precision:
         else:
             torch.backends.cuda.matmul.allow_tf32 = self.tf32
             torch.backends.cudnn.allow_tf32 = self.tf32
+
+    def convert(self, model: nn.Module) -> nn.Module:
+        """The model as this precision trains it: as it is, with FP32 parameters.
+
+        Raises:
+            ConfigError: a floating-point parameter is not FP32.
+        """
+        require_fp32(model)
+        return model
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Where the forward pass runs, in training and in validation."""
@@ -127,6 +138,7 @@ class Fp16(Precision):
     name = "fp16"
     dtype = torch.float16
     tf32 = True
+    has_scaler = True
 
     def __init__(self, device: torch.device, config: PrecisionConfig) -> None:
         super().__init__(device, config)

@@ -1,20 +1,30 @@
-"""SIGTERM and Ctrl-C ask for a stop; the loop sees it at its next batch and writes a checkpoint."""
+"""SIGTERM, SIGHUP and Ctrl-C ask for a stop; the loop sees it at its next batch and writes a
+checkpoint."""
 
 import os
 import signal
+import threading
 from types import FrameType
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""A scheduler's or Docker's, Ctrl-C, and that of a terminal or ssh session which closes; torchrun
+sends the last one on to its workers, also under nohup (pytorch/pytorch#67538)."""
 
 
 class StopSignal:
-    """While entered, SIGTERM and SIGINT only set `number`. A second one ends the process at once,
-    without a save."""
+    """While entered, the signals only set `number`. A second one ends the process at once, without
+    a save. SIGHUP stays ignored where it is, as nohup does it."""
 
     def __init__(self) -> None:
         self.number: int | None = None
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> "StopSignal":
-        for number in (signal.SIGTERM, signal.SIGINT):
+        if threading.current_thread() is not threading.main_thread():
+            return self  # Python delivers signals to the main thread alone, whoever calls from here
+        for number in STOP_SIGNALS:
+            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                continue
             self._before[number] = signal.signal(number, self._handle)
         return self
 
@@ -34,5 +44,5 @@ def ignore_stop_signals(worker: int = 0) -> None:
     """For loader workers: torchrun and a terminal signal the whole process group, and a worker that
     dies of it would take the training process with it before its checkpoint is written. They end
     with their parent."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)

@@ -18,24 +18,22 @@ from amptrain.data.datasets import open_task
 from amptrain.data.feed import Feed
 from amptrain.data.order import Order
 from amptrain.distributed import Processes
-from amptrain.errors import TrainingError
+from amptrain.errors import ConfigError, TrainingError
 from amptrain.inference.model_file import BEST, LAST, write_model
 from amptrain.inference.saved import saved_info
+from amptrain.memory import is_out_of_memory, out_of_memory
 from amptrain.optim import with_learning_rates
-from amptrain.precision import Fp16
 from amptrain.pretrained import as_trained, find_weights, size_advice
 from amptrain.report.diagnose import diagnose
 from amptrain.report.introduction import introduction
 from amptrain.report.log import EpochRecord, RunLog
 from amptrain.report.monitor import watch
-from amptrain.report.result import finish
+from amptrain.report.result import RESULT, finish, finished
 from amptrain.report.window import WindowMeter
 from amptrain.schedule import ema_decay, learning_rate
 from amptrain.signals import StopSignal
 from amptrain.step import MicroBatch, PendingOutcome, StepOutcome, backward, update
 from amptrain.validate import validate
-
-NEVER = 2**62
 
 
 def train(config: TrainConfig) -> int:
@@ -51,13 +49,18 @@ def train(config: TrainConfig) -> int:
     with StopSignal() as stop:
         processes = Processes(config.run.device)
         with alone_in(config.run_dir, processes.is_main):
-            trainer = Trainer(config, processes, stop)
+            if is_finished(config, processes):
+                processes.close()
+                return 0
             try:
+                trainer = Trainer(config, processes, stop)
                 with closing(trainer.log), closing(trainer.feed), trainer.monitor:
                     done = trainer.fit()
-            except TrainingError:
+            except (TrainingError, ConfigError):
                 raise
-            except RuntimeError as error:
+            except (RuntimeError, MemoryError) as error:
+                if is_out_of_memory(error):
+                    raise out_of_memory(error, config, processes.world_size) from error
                 if processes.peer_lost(error):
                     raise processes.lost(error) from error
                 if "DataLoader" in str(
@@ -69,6 +72,26 @@ def train(config: TrainConfig) -> int:
                 raise
         processes.close()
         return 0 if done else 128 + (stop.number or signal.SIGTERM)
+
+
+def is_finished(config: TrainConfig, processes: Processes) -> bool:
+    """Whether the run has nothing left to train, which is then said. Rank 0 looks for all.
+
+    Raises ConfigError if it was trained with other settings.
+    """
+    answer: list[str] | ConfigError = []
+    if processes.is_main:
+        try:
+            answer = finished(config, processes.device)
+        except ConfigError as error:
+            answer = error
+    answer = processes.from_main(answer)
+    if isinstance(answer, ConfigError):
+        raise answer
+    if processes.is_main:
+        for text in answer:
+            print(text, flush=True)
+    return bool(answer)
 
 
 class Trainer:
@@ -97,7 +120,9 @@ class Trainer:
             accumulate=optim.accumulate,
             world_size=processes.world_size,
         )
-        self.total_steps = min(optim.epochs * self.order.steps_per_epoch, optim.max_steps or NEVER)
+        self.total_steps = optim.epochs * self.order.steps_per_epoch
+        if optim.max_steps is not None:
+            self.total_steps = min(self.total_steps, optim.max_steps)
         self.warmup_steps = min(
             round(optim.warmup_epochs * self.order.steps_per_epoch), self.total_steps // 2
         )
@@ -120,6 +145,7 @@ class Trainer:
                 1
             )  # for so little work waking threads takes longer: digits are 4 times slower with 2
         if processes.is_main:
+            (config.run_dir / RESULT).unlink(missing_ok=True)  # of fewer epochs than these
             save_yaml(config, config.run_dir / "config.yaml")
         self.log = RunLog(
             config.run_dir, self.total_steps, processes.is_main, start_step=self.state.progress.step
@@ -157,8 +183,10 @@ class Trainer:
             if self._validation_due():
                 if not self._end_epoch():
                     return self._stopped()
-            elif progress.step % (run.save_every or NEVER) == 0:
-                self.save()
+            elif run.save_every is not None and progress.step % run.save_every == 0:
+                self._settle()
+                if progress.consecutive_skips == 0:  # else it may push out the last good one
+                    self.save()
         broken = self.feed.write_broken(self.config.run_dir / "broken.txt")
         self._write_model(LAST)
         if self.processes.is_main:
@@ -249,7 +277,7 @@ class Trainer:
             self.state.progress,
             self.state.precision,
         )
-        if isinstance(precision, Fp16) and outcome.scale_after < limits.min_scale:
+        if precision.has_scaler and outcome.scale_after < limits.min_scale:
             why = f"the loss scale fell to {outcome.scale_after:g}, below --min-scale {limits.min_scale:g}"
         elif progress.consecutive_skips >= limits.max_consecutive_skips:
             why = f"{progress.consecutive_skips} steps in a row were skipped (--max-consecutive-skips)"
@@ -271,7 +299,7 @@ class Trainer:
         )
         self.log.window(record)
         frequent = record.skips >= 3 and record.skips * 10 >= steps
-        if frequent and isinstance(self.state.precision, Fp16) and not self.advised:
+        if frequent and self.state.precision.has_scaler and not self.advised:
             self.advised = True
             self.log.message(
                 f"{record.skips} of {steps} steps were skipped. If the next run starts so too, give it a lower loss "
@@ -311,8 +339,8 @@ class Trainer:
         if not math.isfinite(loss):  # and nothing is saved of it
             raise TrainingError(
                 f"Stopped at step {progress.step}: the validation loss is {loss}, so a weight or an activation is not "
-                "finite. The checkpoints are from before. Run the same command with a lower --lr, with --clip-norm 1 "
-                "or with another --precision."
+                "finite. The checkpoints are from before. Continue from them with "
+                f"--name {self.config.run_dir.name} and a lower --lr, --clip-norm 1 or another --precision."
             )
         self.log.epoch(
             EpochRecord(
@@ -391,7 +419,16 @@ class Trainer:
         if found is None:
             return []
         state, messages, path = found
-        messages = [*messages, *self.state.load_state_dict(state)]
+        try:
+            messages = [*messages, *self.state.load_state_dict(state)]
+        except ConfigError:
+            raise
+        except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CheckpointError(
+                f"The checkpoint {path} does not fit this model and these settings: "
+                f"{str(error).splitlines()[0].strip()}. Was the model's code changed? Undo that, "
+                "or give another --name for a new run."
+            ) from error
         step = self.state.progress.step
         if self.processes.is_main and step == self.state.progress.best_step:
             self.store.mark_best(step)  # killed between the two

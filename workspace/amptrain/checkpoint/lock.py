@@ -1,6 +1,8 @@
 """One run at a time in a run directory."""
 
+import errno
 import fcntl
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,19 +20,27 @@ def alone_in(run_dir: Path, is_main: bool) -> Iterator[None]:
     run_dir.mkdir(parents=True, exist_ok=True)
     with (run_dir / ".lock").open("w") as file:
         try:
-            fcntl.lockf(
-                file, fcntl.LOCK_EX | fcntl.LOCK_NB
-            )  # unlike flock, loader workers do not inherit it
+            # Unlike flock, loader workers do not inherit it.
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigError(
-                f"Another process is training in {run_dir}. Wait for it, stop it, or use another --name."
+                f"Another process is training in {run_dir}. "
+                "Wait for it, stop it, or use another --name."
             ) from None
+        except OSError as error:
+            # Some network disks have no locks (SModelS/smodels#37, spack/spack#12501).
+            if error.errno not in {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}:
+                raise
+            print(
+                f"{run_dir} is on a file system without locks ({error.strerror}): see to it "
+                "yourself that no second run writes there.",
+                file=sys.stderr,
+            )
         try:
             yield
         except ConfigError:
-            if [path.name for path in run_dir.iterdir()] == [
-                ".lock"
-            ]:  # refused before it began: nothing is left of it
+            # Refused before it began: nothing is left of it.
+            if [path.name for path in run_dir.iterdir()] == [".lock"]:
                 (run_dir / ".lock").unlink()
                 run_dir.rmdir()
             raise

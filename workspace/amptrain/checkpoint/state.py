@@ -22,7 +22,7 @@ from amptrain.ema import Ema
 from amptrain.errors import ConfigError
 from amptrain.model import build_model, freeze_backbone, frozen_norms
 from amptrain.optim import build_optimizer
-from amptrain.precision import require_fp32, resolve_precision
+from amptrain.precision import resolve_precision
 from amptrain.pretrained import StartWeights, load_weights
 from amptrain.step import BufferGuard
 
@@ -73,7 +73,7 @@ class TrainState:
             self.model = nn.SyncBatchNorm.convert_sync_batchnorm(self.model)
         self.model.to(processes.device)
         self.model.to(memory_format=self.memory_format)  # type: ignore[call-overload]  # torch's stub lacks it
-        require_fp32(self.model)
+        self.model = self.precision.convert(self.model)
         seed_all(config.run.seed, processes.rank)
         self.ema = Ema(self.model) if config.optim.ema_decay is not None else None
         self.optimizer = build_optimizer(self.model, config.optim)

@@ -6,6 +6,7 @@ CRC-32. torch itself does not look at those when it loads, so that a flipped bit
 here they are checked at each save and load.
 """
 
+import errno
 import os
 import pickle
 import shutil
@@ -189,5 +190,10 @@ def sync_directory(directory: Path) -> None:
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        # Some network disks cannot sync a directory; the file itself is synced and in its place
+        # (borgbackup/borg#1287).
+        if error.errno not in {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}:
+            raise
     finally:
         os.close(descriptor)

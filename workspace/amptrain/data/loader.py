@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset as MapDataset
+from torch.utils.data import DataLoader
+from torch.utils.data import Dataset as MapDataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from amptrain.data.datasets import FakeImages, Images, Sample, Task

@@ -27,6 +27,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from amptrain.files import atomic_write
+
 if TYPE_CHECKING:
     from torch.utils.tensorboard.writer import SummaryWriter
 
@@ -94,11 +96,12 @@ class RunLog:
         self.writer: SummaryWriter | None = None
         self.bar: Progress | None = None
         self.failing = False
+        self.mute = False
         if not enabled:
             return
         drop_after(self.path, start_step)
         self._try(lambda: self._open_tensorboard(start_step))
-        if sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
+        if sys.stdout is not None and sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
             self._start_bar(start_step)
 
     def window(self, record: Window) -> None:
@@ -119,10 +122,19 @@ class RunLog:
 
     def message(self, text: str) -> None:
         """A sentence for the person watching."""
-        if self.bar is not None:
-            self.bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
-        elif self.enabled:
-            print(text, flush=True)
+        if not self.enabled or self.mute:
+            return
+        try:
+            if self.bar is not None:
+                self.bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+            elif sys.stdout is not None:
+                print(text, flush=True)
+        except OSError:  # `| head`, a terminal that closed, a full disk: the run goes on without
+            self.mute = True
+            discard_stdout()
+            if self.bar is not None:
+                self.bar.stop()
+                self.bar = None
 
     def close(self) -> None:
         """Nothing more comes."""
@@ -188,6 +200,14 @@ class RunLog:
             self.failing = True
 
 
+def discard_stdout() -> None:
+    """Send what is still printed nowhere: Python flushes stdout once more at its end, and a failure
+    there would be the exit code."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
 def _finite(value: Any) -> Any:
     """JSON has no word for NaN and infinity."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
@@ -239,9 +259,7 @@ def drop_after(path: Path, step: int) -> None:
         for line in path.read_bytes().splitlines()
         if (record := _record(line)) and record["step"] <= step
     ]
-    aside = path.with_suffix(".tmp")
-    aside.write_bytes(b"".join(line + b"\n" for line in lines))
-    aside.replace(path)
+    atomic_write(path, b"".join(line + b"\n" for line in lines))
 
 
 def _record(line: bytes) -> dict[str, Any] | None:

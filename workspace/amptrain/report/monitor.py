@@ -18,7 +18,7 @@ import torch
 
 from amptrain.config import TrainConfig
 from amptrain.distributed import Processes
-from amptrain.precision import Fp16, Precision
+from amptrain.precision import Precision
 from amptrain.report.log import Window
 
 PERIOD = 1.0
@@ -248,7 +248,7 @@ def watch(
     """A monitor of rank 0's GPU, as rank 0 is the one that speaks; of none without NVML, which is
     said."""
     settings = Settings(
-        fp16=isinstance(precision, Fp16),
+        fp16=precision.has_scaler,
         fused=config.optim.fused,
         log_every=config.run.log_every,
         batch_size=config.optim.batch_size,

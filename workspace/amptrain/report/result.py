@@ -1,16 +1,34 @@
 """What a finished run leaves: result.json, and a line for people."""
 
 import json
+import math
 from typing import Any
 
 import torch
 import torchvision
+import yaml
 
 from amptrain.checkpoint.state import TrainState
-from amptrain.config import TrainConfig
+from amptrain.config import TrainConfig, flatten
 from amptrain.data.order import Order
+from amptrain.errors import ConfigError
+from amptrain.files import atomic_write
 from amptrain.model import weights_sha256
+from amptrain.optim import with_learning_rates
+from amptrain.precision import PRECISIONS, precision_name
 from amptrain.report.log import RunLog
+
+RESULT = "result.json"
+NO_INFLUENCE = {
+    *("name", "runs", "data", "data_dir", "workers", "prefetch", "log_every", "save_every"),
+    *("keep", "device", "skip_broken"),
+}
+"""Settings that change nothing in a run that is over. `data` is among them since the same data may
+lie at another path."""
+LOSS_SCALE = {
+    *("init_scale", "growth_factor", "backoff_factor", "growth_interval", "min_scale"),
+    "max_consecutive_skips",
+}
 
 
 def finish(config: TrainConfig, order: Order, state: TrainState, broken: int, log: RunLog) -> None:
@@ -37,11 +55,68 @@ def finish(config: TrainConfig, order: Order, state: TrainState, broken: int, lo
         "torchvision": torchvision.__version__,
         "weights_sha256": weights_sha256(state.model),
     }
-    (config.run_dir / "result.json").write_text(
-        json.dumps(result, indent=2) + "\n", encoding="utf-8"
-    )
+    atomic_write(config.run_dir / RESULT, json.dumps(result, indent=2) + "\n")
+    log.message(result_line(result))
+
+
+def result_line(result: dict[str, Any]) -> str:
+    """The one line of a finished run, for people."""
+    broken = result["broken_images"]
     left_out = f" {broken} images could not be read, see broken.txt." if broken else ""
-    log.message(
-        f"{config.data.data}: accuracy {progress.accuracy:.2%} in {progress.seconds:.1f} s, "
-        f"{result['images_per_s']:.0f} images/s with validation, precision {state.precision.describe()}.{left_out}"
+    return (
+        f"{result['data']}: accuracy {result['accuracy']:.2%} in {result['seconds']:.1f} s, "
+        f"{result['images_per_s']:.0f} images/s with validation, "
+        f"precision {result['precision_details']}.{left_out}"
     )
+
+
+def finished(config: TrainConfig, device: torch.device) -> list[str]:
+    """Sentences about the run if there is nothing left to train; empty if there is.
+
+    Reads config.yaml and result.json only, and changes no file. More epochs continue a finished
+    run.
+
+    Raises:
+        ConfigError: the run is finished and was trained with other settings; the sentence has the
+            name of a new run.
+    """
+    directory = config.run_dir
+    try:
+        result = json.loads((directory / RESULT).read_text(encoding="utf-8"))
+        before = yaml.safe_load((directory / "config.yaml").read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return []
+    if not any((directory / "checkpoints").glob("step-*.pt")):
+        return []
+    now = {
+        **flatten(with_learning_rates(config)),
+        "precision": precision_name(config.precision.precision, device),
+    }
+    before["precision"] = result["precision"]
+    other = [
+        name
+        for name in now
+        if name in before and before[name] != now[name] and name not in NO_INFLUENCE
+    ]
+    if not PRECISIONS[result["precision"]].has_scaler and "precision" not in other:
+        other = [name for name in other if name not in LOSS_SCALE]
+    if set(other) <= {"epochs", "max_steps"} and is_longer(before, now):
+        return []
+    if other:
+        changes = ", ".join(f"{name} {before[name]} → {now[name]}" for name in other)
+        name = f"{directory.name}-" + "-".join(f"{name}{now[name]}" for name in other)
+        raise ConfigError(
+            f"The run {directory} is finished, and its settings were others: {changes}. "
+            f"Nothing is trained. For a new run with these: --name {name.replace('/', '_')}"
+        )
+    return [
+        f"The run {directory} is finished at step {result['steps']}: there is nothing to train. "
+        "To train it further give more --epochs; for another run another --name.",
+        result_line(result),
+    ]
+
+
+def is_longer(before: dict[str, Any], now: dict[str, Any]) -> bool:
+    """Whether a run of the settings `now` may have steps left after one of `before`."""
+    steps = [flat.get("max_steps") or math.inf for flat in (before, now)]
+    return bool(now["epochs"] > before["epochs"] or steps[1] > steps[0])
