@@ -12,7 +12,7 @@ import pytest
 import torch
 from amptrain.checkpoint.store import CheckpointStore
 from amptrain.config import TrainConfig
-from amptrain.data.datasets import open_task
+from amptrain.data.datasets import open_dataset
 from amptrain.data.order import ValidationBatches
 from amptrain.distributed import _interface
 from amptrain.model import build_model
@@ -93,14 +93,14 @@ def test_validation_over_processes_is_that_of_the_saved_model(make_config: Make)
     images over 2 × 64."""
     config = make_config(precision="fp32")
     assert run(torchrun(config)).returncode == 0
-    task = open_task(config.data, 0)
+    task = open_dataset(config.data, 0)
     model = build_model("small_cnn", task)
     model.load_state_dict(weights(config))
     model.eval()
     precision = resolve_precision(config.precision, torch.device("cpu"))
     correct = loss = 0.0
-    for keys in ValidationBatches(360, 360, 0, 1):
-        samples = [task.validation[key] for key in keys]
+    for batch in ValidationBatches(360, 360, 0, 1):
+        samples = [task.validation[key] for key in batch.keys]
         images = (
             torch.stack([sample.image for sample in samples]).float() - task.mean[0]
         ) / task.std[0]

@@ -168,7 +168,7 @@ def test_broken_images_are_left_out_counted_and_listed(
     ]
     assert json.loads((config.run_dir / "result.json").read_text())["broken_images"] == 2
     assert "2 images could not be read, see broken.txt" in messages[-1]
-    assert len([text for text in messages if text.startswith("Left out")]) == 2
+    assert len([text for text in messages if text.startswith("Skipped unreadable image")]) == 2
 
 
 def test_a_worker_that_dies_ends_the_run_with_a_sentence(make_config: Make) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from amptrain import limits
 from amptrain.config import DataConfig
-from amptrain.data.datasets import Task, open_task
+from amptrain.data.datasets import Dataset, open_dataset
 from amptrain.data.loader import Batch, DeviceBatches, FakeBatches, choose_workers, make_loader
 from amptrain.data.order import MicroBatchKeys
 from amptrain.errors import ConfigError
@@ -20,8 +20,8 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def digits() -> Task:
-    return open_task(DataConfig(augment=False), seed=0)
+def digits() -> Dataset:
+    return open_dataset(DataConfig(augment=False), seed=0)
 
 
 def cgroup_tree(root: Path, lines: str, files: dict[str, str]) -> Path:
@@ -89,14 +89,14 @@ def test_free_shared_memory_is_told() -> None:
     assert shared_memory_free(Path("/no/such/place")) == 0
 
 
-def folder_like(task: Task) -> Task:
+def folder_like(task: Dataset) -> Dataset:
     """`task`, as if its images lay in files of 224×224 pixels."""
     from dataclasses import replace
 
     return replace(task, in_memory=False, shape=(3, 224, 224))
 
 
-def test_workers_come_from_the_cpus_unless_data_is_in_memory(digits: Task) -> None:
+def test_workers_come_from_the_cpus_unless_data_is_in_memory(digits: Dataset) -> None:
     assert choose_workers(None, digits, cpus=4, prefetch=2, images=64) == 0
     assert choose_workers(None, folder_like(digits), cpus=4, prefetch=2, images=64) == 4
     assert choose_workers(7, digits, cpus=4, prefetch=2, images=64) == 7
@@ -105,26 +105,30 @@ def test_workers_come_from_the_cpus_unless_data_is_in_memory(digits: Task) -> No
     ):
         choose_workers(65, digits, cpus=4, prefetch=2, images=64)
     assert (
-        choose_workers(3, open_task(DataConfig(data="fake:9"), 0), cpus=4, prefetch=2, images=64)
+        choose_workers(3, open_dataset(DataConfig(data="fake:9"), 0), cpus=4, prefetch=2, images=64)
         == 0
     )
 
 
 def test_too_little_shared_memory_is_said_before_it_kills(
-    digits: Task, monkeypatch: pytest.MonkeyPatch
+    digits: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Docker's default is 64 MiB; four workers with 3 batches each of 64 images take 110 MiB."""
+    """Docker's default is 64 MiB; four workers with 3 batches each of 64 images take 110 MiB, and
+    as many for validation."""
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(limits.shutil, "disk_usage", lambda path: usage(64 << 20, 0, 64 << 20))
     with pytest.raises(
         ConfigError,
-        match=r"/dev/shm has 64 MiB free, .* need 111 MiB.*--shm-size=284m .*--workers 2",
+        match=r"/dev/shm has 64 MiB free, .* need 221 MiB.*--shm-size=505m .*--workers 1",
     ):
         choose_workers(4, folder_like(digits), cpus=4, prefetch=2, images=64)
-    assert choose_workers(None, folder_like(digits), cpus=4, prefetch=2, images=64) == 2
+    assert choose_workers(None, folder_like(digits), cpus=4, prefetch=2, images=64) == 1
+    # Two ranks of one host share it (Deep_Object_Pose#297).
+    with pytest.raises(ConfigError, match=r"need 111 MiB.*--workers 0"):
+        choose_workers(1, folder_like(digits), cpus=4, prefetch=2, images=64, local_ranks=2)
 
 
-def test_workers_live_through_sigterm(digits: Task) -> None:
+def test_workers_live_through_sigterm(digits: Dataset) -> None:
     """torchrun signals the whole group; a loader whose workers died could not end in a
     checkpoint."""
     keys = [MicroBatchKeys([(0, index)]) for index in range(40)]
@@ -137,14 +141,14 @@ def test_workers_live_through_sigterm(digits: Task) -> None:
     assert sum(1 for _ in batches) == 36
 
 
-def test_reading_does_not_touch_the_global_generator(digits: Task) -> None:
+def test_reading_does_not_touch_the_global_generator(digits: Dataset) -> None:
     before = torch.get_rng_state()
     list(make_loader(digits.train, [MicroBatchKeys([(0, 0)])], 0, 2, pin_memory=False))
     assert torch.equal(before, torch.get_rng_state())
 
 
 def test_batches_on_the_device_are_normalised_and_channels_last() -> None:
-    task = open_task(DataConfig(data="fake:4", image_size=8), 0)
+    task = open_dataset(DataConfig(data="fake:4", image_size=8), 0)
     raw = torch.randint(0, 255, (5, 3, 8, 8), dtype=torch.uint8)
     reports: list[tuple[str, ...]] = []
 
@@ -163,7 +167,7 @@ def test_batches_on_the_device_are_normalised_and_channels_last() -> None:
 
 
 def test_fake_batches_have_the_sizes_asked_for() -> None:
-    task = open_task(DataConfig(data="fake:10", image_size=8), 0)
+    task = open_dataset(DataConfig(data="fake:10", image_size=8), 0)
     keys = [MicroBatchKeys([(0, index) for index in range(size)]) for size in (2, 4)]
     short, whole = FakeBatches(keys, task, CPU, torch.channels_last, max_images=4)
     for batch, size in ((short, 2), (whole, 4)):

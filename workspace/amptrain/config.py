@@ -87,8 +87,9 @@ class DataConfig:
     """What is learned from."""
 
     data: str = "digits"
-    """digits (ships with this), cifar10, imagefolder:PATH (with train/ and val/), or fake:N (N
-    images, for speed)."""
+    """digits (ships with this), cifar10, imagefolder:PATH (folders of images, one a class),
+    table:FILE (CSV or JSONL with path and label), file.py:FUNCTION or module:FUNCTION (your own
+    data set), or fake:N (N images, for speed)."""
     data_dir: Path = Path("data")
     """Directory in which cifar10 lies (cifar-10-batches-py, as torchvision writes it)."""
     image_size: int = 224
@@ -100,21 +101,18 @@ class DataConfig:
     in memory."""
     prefetch: int = 2
     """Batches each worker prepares ahead."""
+    val_fraction: float | None = None
+    """Part of each class held out for validation where the data has none; the default is 0.2."""
     skip_broken: bool = False
     """Leave out images that cannot be read, count them and list them, in place of stopping."""
 
     def __post_init__(self) -> None:
-        kind, _, rest = self.data.partition(":")
-        known = self.data in {"digits", "cifar10"} or (
-            kind in {"imagefolder", "fake"} and rest != ""
-        )
+        from amptrain.data.sources import check
+
+        check(self.data)
         require(
-            known,
-            f"--data is {self.data!r}; it needs to be digits, cifar10, imagefolder:PATH or fake:N.",
-        )
-        require(
-            kind != "fake" or (rest.isdecimal() and int(rest) > 0),
-            f"--data is {self.data!r}; N needs to be a number above 0.",
+            self.val_fraction is None or 0 < self.val_fraction < 1,
+            f"--val-fraction is {self.val_fraction}; it needs to be between 0 and 1, such as 0.2.",
         )
         require(
             self.image_size >= 8, f"--image-size is {self.image_size}; it needs at least 8 pixels."

@@ -33,6 +33,7 @@ class Processes:
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         self.device = _device(device, local_rank)
+        self.local_world_size = local_world_size
         self.cpus = max(1, usable_cpus() // local_world_size)
         # torch starts a thread for each CPU of the host, whatever the quota, in each process.
         torch.set_num_threads(min(self.cpus, int(os.environ.get("OMP_NUM_THREADS") or self.cpus)))

@@ -15,7 +15,7 @@ import torchvision
 from torch import Tensor, nn
 from torch.func import functional_call  # type: ignore[attr-defined]  # it is not in __all__
 
-from amptrain.data.datasets import Task
+from amptrain.data.datasets import Dataset
 from amptrain.errors import ConfigError
 
 SMALL_CNN = "small_cnn"
@@ -50,7 +50,7 @@ class SmallCNN(nn.Module):
         return logits
 
 
-def build_model(name: str, task: Task) -> nn.Module:
+def build_model(name: str, task: Dataset) -> nn.Module:
     """The model `name` with random weights for `task`. Raises ConfigError where the two do not
     fit."""
     if name != SMALL_CNN and not is_own_model(name):

@@ -11,7 +11,7 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from amptrain.data.datasets import Task
+from amptrain.data.datasets import Dataset
 from amptrain.errors import ConfigError
 from amptrain.inference.model_file import BEST, LAST, find_model, read_info, read_metadata
 from amptrain.inference.model_file import read_tensors as read_safetensors
@@ -216,7 +216,7 @@ def _resized_positions(model: nn.Module, given: dict[str, Tensor]) -> dict[str, 
     return dict(interpolate_embeddings(model.image_size, model.patch_size, OrderedDict(given)))
 
 
-def as_trained(task: Task, start: StartWeights) -> Task:
+def as_trained(task: Dataset, start: StartWeights) -> Dataset:
     """`task`, its images normalised as the weights are used to, where that is known."""
     if start.mean is None or start.std is None or len(start.mean) != task.shape[0]:
         return task
@@ -225,7 +225,7 @@ def as_trained(task: Task, start: StartWeights) -> Task:
     return dataclasses.replace(task, mean=mean, std=std)
 
 
-def size_advice(task: Task, start: StartWeights) -> list[str]:
+def size_advice(task: Dataset, start: StartWeights) -> list[str]:
     """A sentence if the weights were made with images of another size."""
     size, wanted = task.shape[1], start.image_size
     if wanted is None or wanted == size:

@@ -14,7 +14,8 @@ from amptrain.checkpoint.lock import alone_in
 from amptrain.checkpoint.state import TrainState
 from amptrain.checkpoint.store import CheckpointError, CheckpointStore
 from amptrain.config import TrainConfig, save_yaml
-from amptrain.data.datasets import open_task
+from amptrain.data import contents
+from amptrain.data.datasets import open_dataset
 from amptrain.data.feed import Feed
 from amptrain.data.order import Order
 from amptrain.distributed import Processes
@@ -108,7 +109,7 @@ class Trainer:
         optim = config.optim
         assert optim.lr is not None
         self.peak_lr = optim.lr
-        self.task = open_task(config.data, config.run.seed)
+        self.task = open_dataset(config.data, config.run.seed)
         weights = config.model.weights
         start = None if weights is None else find_weights(weights, config.model_name)
         if start is not None:
@@ -129,6 +130,7 @@ class Trainer:
         self.loss = nn.CrossEntropyLoss(label_smoothing=optim.label_smoothing)
         self.state = TrainState(config, self.task, self.order.steps_per_epoch, processes)
         self.store = CheckpointStore(config.run_dir / "checkpoints", config.run.keep)
+        self.is_known_data = False
         messages = self._continue()
         if start is not None and not messages:
             messages = [self.state.start_from(start, self.task.classes)]
@@ -147,11 +149,13 @@ class Trainer:
         if processes.is_main:
             (config.run_dir / RESULT).unlink(missing_ok=True)  # of fewer epochs than these
             save_yaml(config, config.run_dir / "config.yaml")
+            contents.write(config.run_dir, self.task.contents)
         self.log = RunLog(
             config.run_dir, self.total_steps, processes.is_main, start_step=self.state.progress.step
         )
         for text in [
             *introduction(config, self.task, self.order, self.state, self.feed.workers),
+            *self.task.messages,
             *messages,
         ]:
             self.log.message(text)
@@ -168,6 +172,8 @@ class Trainer:
         """Train to the last step. False if a signal asked to stop before; a checkpoint is then
         written."""
         progress, run = self.state.progress, self.config.run
+        if not self.is_known_data:
+            self.feed.look(self.log)
         self.feed.open(progress.step, self.total_steps, self.log)
         self.batches = iter(self.feed.training)
         self.started = time.perf_counter()
@@ -187,7 +193,7 @@ class Trainer:
                 self._settle()
                 if progress.consecutive_skips == 0:  # else it may push out the last good one
                     self.save()
-        broken = self.feed.write_broken(self.config.run_dir / "broken.txt")
+        broken = self.feed.count_broken()
         self._write_model(LAST)
         if self.processes.is_main:
             finish(self.config, self.order, self.state, broken, self.log)
@@ -413,12 +419,16 @@ class Trainer:
     def _continue(self) -> list[str]:
         """Load the newest checkpoint, which rank 0 reads for all. Returns sentences about it."""
         loaded = self.store.load_latest() if self.processes.is_main else None
-        found = self.processes.from_main(
-            None if loaded is None else (loaded.state, loaded.messages, str(loaded.path))
-        )
+        found = None
+        if loaded is not None:  # rank 0 alone reads, as it soon writes the same files
+            began_with = contents.read(self.config.run_dir)
+            found = (loaded.state, loaded.messages, str(loaded.path), began_with)
+        found = self.processes.from_main(found)
         if found is None:
             return []
-        state, messages, path = found
+        state, messages, path, began_with = found
+        self.is_known_data = began_with is not None and began_with == self.task.contents
+        messages = [*messages, *contents.check(began_with, self.task.contents)]
         try:
             messages = [*messages, *self.state.load_state_dict(state)]
         except ConfigError:

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from amptrain.distributed import Processes
+from amptrain.errors import TrainingError
 from amptrain.precision import Precision
 from amptrain.step import MicroBatch
 
@@ -45,4 +46,9 @@ def validate(
                     [loss.double().sum(), correct, torch.ones_like(correct) * len(batch.labels)]
                 )
     loss_sum, right, count = processes.sum(totals.tolist())
-    return (loss_sum / count, right / count) if count else (float("nan"), float("nan"))
+    if not count:
+        raise TrainingError(
+            "None of the images to validate with could be read; broken.txt in the run directory "
+            "names them."
+        )
+    return loss_sum / count, right / count

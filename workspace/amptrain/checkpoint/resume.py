@@ -11,10 +11,11 @@ from amptrain.errors import ConfigError
 
 SAME_RESULT = {
     *("name", "runs", "data_dir", "workers", "prefetch", "log_every", "save_every", "keep"),
-    *("precision", "init_scale"),
+    *("precision", "init_scale", "skip_broken", "val_fraction"),
 }
-"""Settings without influence on the weights; the precision is looked at by itself, since auto and
-bf16 may be the same, and the loss scale continues where it was."""
+"""Settings without influence on the weights, or (val_fraction) whose influence data.json shows. The
+precision is looked at by itself, since auto and bf16 may be the same, and the loss scale continues
+where it was."""
 NEED_NEW_RUN = {
     *(
         "data",
@@ -30,16 +31,27 @@ NEED_NEW_RUN = {
         "optimizer",
         "fused",
         "ema_decay",
-        "skip_broken",
     ),
 }
 """Settings without which the saved state, or the place in the data, means nothing."""
+
+
+MOVABLE = {"imagefolder", "table"}
+"""Kinds of data that are the same at another path if their files are, which data.json tells."""
+
+
+def same_kind_of_data(saved: Plain, now: Plain) -> bool:
+    """Whether only the path of the data may have changed."""
+    kinds = {str(data).partition(":")[0] for data in (saved, now)}
+    return len(kinds) == 1 and kinds <= MOVABLE
 
 
 def check_changes(saved: dict[str, Plain], now: dict[str, Plain]) -> list[str]:
     """Sentences about settings that differ from those of the checkpoint. Raises ConfigError where
     it cannot go on."""
     changed = [name for name in now if saved.get(name) != now[name] and name not in SAME_RESULT]
+    if same_kind_of_data(saved.get("data"), now["data"]):
+        changed = [name for name in changed if name != "data"]
     texts = {name: f"{name} {saved.get(name)} → {now[name]}" for name in changed}
     refused = [texts[name] for name in changed if name in NEED_NEW_RUN]
     if refused:

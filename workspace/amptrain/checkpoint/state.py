@@ -16,7 +16,7 @@ from amptrain.checkpoint.resume import (
     set_rng_state,
 )
 from amptrain.config import TrainConfig, flatten
-from amptrain.data.datasets import Task
+from amptrain.data.datasets import Dataset
 from amptrain.distributed import Processes
 from amptrain.ema import Ema
 from amptrain.errors import ConfigError
@@ -52,7 +52,7 @@ class TrainState:
     """Model, optimizer, EMA, precision and progress of this process."""
 
     def __init__(
-        self, config: TrainConfig, task: Task, steps_per_epoch: int, processes: Processes
+        self, config: TrainConfig, task: Dataset, steps_per_epoch: int, processes: Processes
     ) -> None:
         """As at the start of a run. Raises ConfigError for settings that cannot be."""
         self.config, self.steps_per_epoch, self.processes = config, steps_per_epoch, processes

@@ -1,35 +1,41 @@
-"""The data sets: each opens as a `Task`, whose images are read by (epoch, index)."""
+"""What all data sets have in common: images that are read by (epoch, index), and the `Dataset` that
+holds them. The kinds are in `sources/`, one file each."""
 
-import pickle
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.utils.data
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from amptrain.config import DataConfig
+from amptrain.data.contents import contents_of
+from amptrain.data.decode import READ_ERRORS, broken_text, crop_resize, retried, upright_size
+from amptrain.data.files import FileList
+from amptrain.data.sources import module_of, split
 from amptrain.data.transforms import (
     Pixels,
-    center_crop,
+    center_box,
     flip,
-    random_resized_crop,
+    random_resized_box,
     sample_rng,
     shift,
 )
 from amptrain.errors import ConfigError
 
-DIGITS = Path(__file__).parent / "datafiles" / "digits.npz"
-DIGITS_TEST = 360
-"""Size of the test set of digits: the images whose index times 7919 (a prime) modulo their number
-is below it."""
 VALIDATION = -1
 """The epoch of images that are to be read as they are."""
-IMAGE_ENDINGS = {".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"}
+MAX_BROKEN_IN_A_ROW = 100
+"""After so many images that cannot be read, none is looked for in place of the first."""
+VAL_FRACTION = 0.2
+"""Held out for validation where nothing else is said."""
+IMAGENET_MEAN = (123.675, 116.28, 103.53)
+IMAGENET_STD = (58.395, 57.12, 57.375)
 
 Key = tuple[int, int]
 """(epoch, index). The epoch travels with the index: what is set on a data set later never reaches
@@ -42,11 +48,12 @@ class Sample(NamedTuple):
     image: Tensor
     """uint8, (channels, height, width): a quarter of the bytes of FP32 on the way to the device."""
     label: int
+    """The class, or -1 for an image that could not be read."""
     broken: tuple[str, ...] = ()
     """A sentence for each image that could not be read."""
 
 
-class Images(Dataset[Sample]):
+class Images(torch.utils.data.Dataset[Sample]):
     """Images that are read by (epoch, index); `index` is from 0 to len() - 1."""
 
     def __len__(self) -> int:
@@ -57,8 +64,8 @@ class Images(Dataset[Sample]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
-    """What there is to learn."""
+class Dataset:
+    """What there is to learn from."""
 
     name: str
     classes: tuple[str, ...]
@@ -75,16 +82,27 @@ class Task:
     """The pixel value of white."""
     crop: float = 224 / 256
     """Part of the shorter side that is seen in validation."""
+    messages: tuple[str, ...] = ()
+    """Sentences on what was found."""
+    contents: dict[str, Any] | None = None
+    """Plain types that change when the data does, see data/contents.py; None where it cannot."""
+
+
+def open_dataset(config: DataConfig, seed: int) -> Dataset:
+    """The data set that `config` names. Raises ConfigError for what is missing or wrong in it."""
+    kind, argument = split(config.data)
+    dataset: Dataset = module_of(kind).open(argument, config, seed)
+    return dataset
 
 
 class ArrayImages(Images):
     """Images held in memory."""
 
     def __init__(
-        self, images: Pixels, labels: NDArray[np.integer], seed: int, most_shift: int, flips: bool
+        self, images: Pixels, labels: NDArray[np.integer], seed: int, max_shift: int, flips: bool
     ) -> None:
         self.images, self.labels = images, labels
-        self.seed, self.most_shift, self.flips = seed, most_shift, flips
+        self.seed, self.max_shift, self.flips = seed, max_shift, flips
 
     def __len__(self) -> int:
         return len(self.images)
@@ -92,31 +110,18 @@ class ArrayImages(Images):
     def __getitem__(self, key: Key) -> Sample:
         epoch, index = key
         image = self.images[index]
-        if epoch != VALIDATION and self.most_shift:
+        if epoch != VALIDATION and self.max_shift:
             rng = sample_rng(self.seed, epoch, index)
-            image = shift(image, self.most_shift, rng)
+            image = shift(image, self.max_shift, rng)
             image = flip(image, rng) if self.flips else image
         return Sample(torch.from_numpy(np.ascontiguousarray(image)), int(self.labels[index]))
 
 
-class FolderImages(Images):
-    """Images in one folder for each class, read as RGB squares of `size` pixels."""
+class FileImages(Images):
+    """Image files, read as RGB squares of `size` pixels."""
 
-    def __init__(
-        self, folder: Path, classes: tuple[str, ...], size: int, seed: int, augment: bool
-    ) -> None:
-        self.size, self.seed, self.augment = size, seed, augment
-        self.files: list[tuple[Path, int]] = []
-        for label, name in enumerate(classes):
-            files = sorted(
-                path for path in (folder / name).rglob("*") if path.suffix.lower() in IMAGE_ENDINGS
-            )
-            if not files:
-                raise ConfigError(
-                    f"The class {folder / name} has no image; it needs at least one file that ends in "
-                    f"{', '.join(sorted(IMAGE_ENDINGS))}. Add images or remove the folder."
-                )
-            self.files += [(path, label) for path in files]
+    def __init__(self, files: FileList, size: int, seed: int, augment: bool) -> None:
+        self.files, self.size, self.seed, self.augment = files, size, seed, augment
 
     def __len__(self) -> int:
         return len(self.files)
@@ -127,27 +132,27 @@ class FolderImages(Images):
         epoch, index = key
         broken: list[str] = []
         while True:
-            path, label = self.files[index]
+            path = self.files.path(index)
             try:
-                return Sample(self._read(path, epoch, index), label, tuple(broken))
-            except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-                broken.append(f"{path}: {error}")
+                image = retried(partial(self._read, path, epoch, index))
+                return Sample(image, int(self.files.labels[index]), tuple(broken))
+            except READ_ERRORS as error:
+                broken.append(broken_text(path, error))
             index = (index + 1) % len(self)
-            if epoch == VALIDATION or len(broken) == len(self):
-                return Sample(
-                    torch.zeros(0, self.size, self.size, dtype=torch.uint8), -1, tuple(broken)
-                )
+            if epoch == VALIDATION or len(broken) == min(MAX_BROKEN_IN_A_ROW, len(self)):
+                nothing = torch.zeros(3, self.size, self.size, dtype=torch.uint8)
+                return Sample(nothing, -1, tuple(broken))
 
-    def _read(self, path: Path, epoch: int, index: int) -> Tensor:
+    def _read(self, path: str, epoch: int, index: int) -> Tensor:
         with Image.open(path) as file:
-            image = file.convert("RGB")
-        if epoch == VALIDATION or not self.augment:
-            image, pixels = center_crop(image, self.size), None
-        else:
-            rng = sample_rng(self.seed, epoch, index)
-            image = random_resized_crop(image, self.size, rng)
-            pixels = flip(np.asarray(image).transpose(2, 0, 1), rng)
-        pixels = np.asarray(image).transpose(2, 0, 1) if pixels is None else pixels
+            width, height = upright_size(file)
+            if epoch == VALIDATION or not self.augment:
+                image = crop_resize(file, center_box(width, height), self.size)
+                pixels = np.asarray(image).transpose(2, 0, 1)
+            else:
+                rng = sample_rng(self.seed, epoch, index)
+                image = crop_resize(file, random_resized_box(width, height, rng), self.size)
+                pixels = flip(np.asarray(image).transpose(2, 0, 1), rng)
         return torch.from_numpy(np.ascontiguousarray(pixels))
 
 
@@ -161,140 +166,74 @@ class FakeImages(Images):
         return self.length
 
 
-def open_task(config: DataConfig, seed: int) -> Task:
-    """The data set that `config` names. Raises ConfigError with the path that is missing or
-    wrong."""
-    kind, _, rest = config.data.partition(":")
-    match kind:
-        case "digits":
-            return _digits(config, seed)
-        case "cifar10":
-            return _cifar10(config, seed)
-        case "imagefolder":
-            return _imagefolder(Path(rest), config, seed)
-        case _:
-            size = config.image_size
-            return Task(
-                name=config.data,
-                classes=tuple(str(label) for label in range(1000)),
-                train=FakeImages(int(rest)),
-                validation=FakeImages(max(1, int(rest) // 10)),
-                shape=(3, size, size),
-                mean=(127.5,) * 3,
-                std=(64.0,) * 3,
-                in_memory=True,
-            )
+def hold_out(
+    labels: NDArray[np.integer], fraction: float, seed: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(training, validation) indices, each in ascending order, with `fraction` of every class in
+    the second.
+
+    A class of two or more has at least one in each; a class of one is for training alone. A pure
+    function of the arguments.
+    """
+    held = np.zeros(len(labels), dtype=bool)
+    for label in np.unique(labels):
+        of_class = np.flatnonzero(labels == label)
+        count = min(max(1, round(len(of_class) * fraction)), len(of_class) - 1)
+        rng = np.random.Generator(np.random.Philox(key=[seed, int(label)], counter=[0, 0, 2, 0]))
+        held[rng.permutation(of_class)[:count]] = True
+    return np.flatnonzero(~held), np.flatnonzero(held)
 
 
-def _digits(config: DataConfig, seed: int) -> Task:
-    with np.load(DIGITS) as arrays:
-        images, labels = arrays["images"], arrays["labels"]
-    test = np.arange(len(images)) * 7919 % len(images) < DIGITS_TEST
-    return Task(
-        name="digits",
-        classes=tuple(str(digit) for digit in range(10)),
-        train=ArrayImages(images[~test], labels[~test], seed, int(config.augment), flips=False),
-        validation=ArrayImages(images[test], labels[test], seed, 0, flips=False),
-        shape=(1, 8, 8),
-        mean=(4.88,),
-        std=(6.02,),
-        in_memory=True,
-        pixel_max=16.0,
-        crop=1.0,
-    )
+def count_text(part: str, labels: NDArray[np.integer], classes: Sequence[str]) -> str:
+    """The sentence on how many images each class has."""
+    counts = np.bincount(labels, minlength=len(classes))
+    start = f"{part}: {len(labels)} images of {np.count_nonzero(counts)} classes"
+    if len(classes) <= 12:
+        each = ", ".join(f"{name} {n}" for name, n in zip(classes, counts, strict=True))
+        return f"{start} ({each})"
+    few, many = int(counts.argmin()), int(counts.argmax())
+    return f"{start} (from {counts[few]} of {classes[few]} to {counts[many]} of {classes[many]})"
 
 
-def _cifar10(config: DataConfig, seed: int) -> Task:
-    folder = config.data_dir / "cifar-10-batches-py"
-
-    def read(name: str) -> tuple[Pixels, list[int]]:
-        try:
-            with (folder / name).open("rb") as file:
-                content = _PlainUnpickler(file, encoding="latin1").load()
-            return np.asarray(content["data"], dtype=np.uint8).reshape(-1, 3, 32, 32), list(
-                content["labels"]
-            )
-        except FileNotFoundError:
-            raise ConfigError(
-                f"{folder / name} is missing; cifar10 needs the folder cifar-10-batches-py with the Python version of "
-                "CIFAR-10 in --data-dir. torchvision.datasets.CIFAR10(root, download=True) makes it."
-            ) from None
-        except (
-            OSError,
-            pickle.UnpicklingError,
-            EOFError,
-            KeyError,
-            TypeError,
-            ValueError,
-        ) as error:
-            raise ConfigError(
-                f"{folder / name} is not a file of CIFAR-10: {error}. Fetch it again."
-            ) from None
-
-    parts = [read(f"data_batch_{number}") for number in range(1, 6)]
-    test_images, test_labels = read("test_batch")
-    images = np.concatenate([part[0] for part in parts])
-    labels = np.array([label for part in parts for label in part[1]])
-    return Task(
-        name="cifar10",
-        classes=(
-            "airplane",
-            "automobile",
-            "bird",
-            "cat",
-            "deer",
-            "dog",
-            "frog",
-            "horse",
-            "ship",
-            "truck",
-        ),
-        train=ArrayImages(images, labels, seed, 4 * config.augment, flips=True),
-        validation=ArrayImages(test_images, np.array(test_labels), seed, 0, flips=False),
-        shape=(3, 32, 32),
-        mean=(125.3, 123.0, 113.9),
-        std=(63.0, 62.1, 66.7),
-        in_memory=False,
-        crop=1.0,
-    )
-
-
-class _PlainUnpickler(pickle.Unpickler):
-    """Reads what CIFAR-10's files hold, arrays and plain types, and runs nothing else."""
-
-    def find_class(self, module: str, name: str) -> object:
-        array_parts = {"_reconstruct", "scalar", "ndarray", "dtype"}
-        if (module.partition(".")[0] == "numpy" and name in array_parts) or (module, name) == (
-            "_codecs",
-            "encode",
-        ):
-            return super().find_class(module.replace("numpy.core", "numpy._core"), name)
-        raise pickle.UnpicklingError(f"it names {module}.{name}, which no file of CIFAR-10 does")
-
-
-def _imagefolder(root: Path, config: DataConfig, seed: int) -> Task:
-    classes: dict[str, tuple[str, ...]] = {}
-    for part in ("train", "val"):
-        folder = root / part
-        if not folder.is_dir():
-            raise ConfigError(
-                f"The folder {folder} is missing; imagefolder needs train/CLASS/ and val/CLASS/ in {root}."
-            )
-        classes[part] = tuple(sorted(path.name for path in folder.iterdir() if path.is_dir()))
-    only = sorted(set(classes["train"]) ^ set(classes["val"]))
-    if only or not classes["train"]:
-        what = f"have different classes: {', '.join(only)}" if only else "have no class folders"
+def file_dataset(
+    config: DataConfig,
+    seed: int,
+    classes: Sequence[str],
+    train: FileList,
+    validation: FileList,
+    messages: Sequence[str],
+) -> Dataset:
+    """The data set of these image files. `messages` follow the counts. Raises ConfigError if there
+    is nothing to learn, or nothing to validate with."""
+    if len(classes) < 2:
         raise ConfigError(
-            f"{root / 'train'} and {root / 'val'} {what}. Each class needs one folder in both."
+            f"{config.data} has one class only, {', '.join(classes)}: there is nothing to tell "
+            "apart. A class for what is none of it, such as other, would do."
         )
-    names, size = classes["train"], config.image_size
-    return Task(
+    if len(validation) == 0:
+        raise ConfigError(
+            f"{config.data} has no image to validate with: every class has one image, or those for "
+            "validation are missing."
+        )
+    told = [f"{count_text('Training', train.labels, classes)}."]
+    told.append(f"{count_text('Validation', validation.labels, classes)}.")
+    without = np.setdiff1d(train.labels, validation.labels)
+    if len(without):
+        names = ", ".join(classes[label] for label in without[:8])
+        told.append(
+            f"{len(without)} classes have no image for validation ({names}"
+            f"{', …' if len(without) > 8 else ''}): its accuracy says nothing of them."
+        )
+    size = config.image_size
+    return Dataset(
         name=config.data,
-        classes=names,
-        train=FolderImages(root / "train", names, size, seed, config.augment),
-        validation=FolderImages(root / "val", names, size, seed, augment=False),
+        classes=tuple(classes),
+        train=FileImages(train, size, seed, config.augment),
+        validation=FileImages(validation, size, seed, augment=False),
         shape=(3, size, size),
-        mean=(123.675, 116.28, 103.53),
-        std=(58.395, 57.12, 57.375),
+        mean=IMAGENET_MEAN,
+        std=IMAGENET_STD,
         in_memory=False,
+        messages=(*told, *messages),
+        contents=contents_of(classes, train, validation),
     )

@@ -1,13 +1,12 @@
 """Where a run's batches come from: training from its next step to the last, and validation."""
 
 from contextlib import ExitStack
-from pathlib import Path
 
 import torch
 from torch.utils.data import DataLoader
 
 from amptrain.config import TrainConfig
-from amptrain.data.datasets import FakeImages, Images, Task
+from amptrain.data.datasets import Dataset, FakeImages, FileImages, Images
 from amptrain.data.loader import (
     BatchSampler,
     DeviceBatches,
@@ -15,10 +14,18 @@ from amptrain.data.loader import (
     choose_workers,
     make_loader,
 )
+from amptrain.data.look import find_broken
 from amptrain.data.order import Order, TrainBatches, ValidationBatches
 from amptrain.distributed import Processes
 from amptrain.errors import TrainingError
 from amptrain.report.log import RunLog
+
+SHOWN = 20
+"""Broken images that are said; all are in broken.txt."""
+FEW_BROKEN = 100
+"""Images that may be broken in any data set, with --skip-broken."""
+MAX_BROKEN = 0.1
+"""Part of all images that may be broken."""
 
 
 class Feed:
@@ -27,7 +34,7 @@ class Feed:
     def __init__(
         self,
         config: TrainConfig,
-        task: Task,
+        task: Dataset,
         order: Order,
         processes: Processes,
         memory_format: torch.memory_format,
@@ -37,12 +44,18 @@ class Feed:
         self.processes, self.memory_format = processes, memory_format
         self.max_images = order.micro_batch // processes.world_size
         self.workers = choose_workers(
-            config.data.workers, task, processes.cpus, config.data.prefetch, self.max_images
+            config.data.workers,
+            task,
+            processes.cpus,
+            config.data.prefetch,
+            self.max_images,
+            processes.local_world_size,
         )
         self.validation_batches = ValidationBatches(
             len(task.validation), self.max_images, processes.rank, processes.world_size
         )
         self.broken: set[str] = set()
+        self.broken_list = config.run_dir / "broken.txt"
         self.opened: list[DeviceBatches | FakeBatches] = []
 
     def open(self, start: int, stop: int, log: RunLog) -> None:
@@ -51,9 +64,7 @@ class Feed:
         training = TrainBatches(self.order, start, stop, self.processes.rank)
         self.training = self._batches(self.task.train, training, self.workers)
         self.opened.append(self.training)
-        self.validation = self._batches(
-            self.task.validation, self.validation_batches, min(self.workers, 2)
-        )
+        self.validation = self._batches(self.task.validation, self.validation_batches, self.workers)
         self.opened.append(self.validation)
 
     def _batches(
@@ -75,21 +86,74 @@ class Feed:
             for batches in self.opened:
                 all_of_them.callback(batches.close)
 
+    def look(self, log: RunLog) -> None:
+        """Look at all image files before the first step. Raises TrainingError, on all processes,
+        for those that cannot be read without --skip-broken."""
+        self.log = log
+        parts = [
+            images.files
+            for images in (self.task.train, self.task.validation)
+            if isinstance(images, FileImages)
+        ]
+        found: tuple[str, ...] = ()
+        if parts and self.processes.is_main:
+            found = tuple(find_broken(parts, self.processes.cpus))
+        found = self.processes.from_main(found)
+        if found and not self.config.skip_broken and len(found) > 1:
+            log.message(f"{len(found)} images cannot be read:")
+            for text in found[:SHOWN]:
+                log.message(f"  {text}")
+        self._report(found)
+
     def _report(self, broken: tuple[str, ...]) -> None:
         """Stop at an image that cannot be read, or with --skip-broken say and remember it."""
         for text in broken:
             if not self.config.skip_broken:
                 raise TrainingError(
-                    f"The image {text}. Repair or remove it, or leave out what cannot be read with --skip-broken."
+                    f"The image {text}. Repair it and run the same command again; or add "
+                    "--skip-broken, which leaves out what cannot be read, and continues this run."
                 )
-            if text not in self.broken:
-                self.broken.add(text)
-                self.log.message(f"Left out, the {len(self.broken)}. that cannot be read: {text}")
+            path = text.rpartition(": ")[0]
+            if path in self.broken:
+                continue
+            self.broken.add(path)
+            self._remember(text)
+            if len(self.broken) <= SHOWN:
+                self.log.message(f"Skipped unreadable image ({len(self.broken)} so far): {text}")
+            elif len(self.broken) == SHOWN + 1:
+                self.log.message("Further images that cannot be read are only listed: broken.txt")
+        if broken:
+            self._stop_on_many(len(broken))
 
-    def write_broken(self, path: Path) -> int:
-        """List the images that were left out, of all processes, in `path`, if there are any.
-        Returns their number."""
-        broken = sorted(set().union(*self.processes.gather(self.broken)))
-        if broken and self.processes.is_main:
-            path.write_text("\n".join(broken) + "\n", encoding="utf-8")
-        return len(broken)
+    def _stop_on_many(self, in_batch: int) -> None:
+        """So many are no broken files, but a disk or a path that fails."""
+        images = len(self.task.train) + len(self.task.validation)
+        if len(self.broken) > max(FEW_BROKEN, MAX_BROKEN * images) or in_batch >= len(
+            self.task.train
+        ):
+            raise TrainingError(
+                f"Of the {images} images {len(self.broken)} could not be read, which is more than "
+                f"{MAX_BROKEN:.0%}; broken.txt in the run directory names them. The disk or the path is "
+                "at fault rather than single files. Mend that, and run the same command again."
+            )
+
+    def _remember(self, text: str) -> None:
+        """At once, so that a kill loses none; each process adds to the same file. The names may be
+        in any encoding."""
+        with self.broken_list.open("ab") as file:
+            file.write(text.replace("\n", " ").encode("utf-8", "surrogateescape") + b"\n")
+
+    def count_broken(self) -> int:
+        """The images that this run left out, in all its parts and processes; listed once each, in
+        order, in broken.txt."""
+        everywhere = self.processes.gather(len(self.broken))  # all have written by now
+        if not self.processes.is_main or not (any(everywhere) or self.broken_list.exists()):
+            return 0
+        by_path = {
+            line.rpartition(b": ")[0]: line for line in self.broken_list.read_bytes().splitlines()
+        }
+        lines = sorted(by_path.values())
+        aside = self.broken_list.with_suffix(".tmp")
+        aside.write_bytes(b"".join(line + b"\n" for line in lines))
+        aside.replace(self.broken_list)
+        return len(lines)

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as MapDataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from amptrain.data.datasets import FakeImages, Images, Sample, Task
+from amptrain.data.datasets import Dataset, FakeImages, Images, Sample
 from amptrain.data.order import MicroBatchKeys
 from amptrain.errors import ConfigError
 from amptrain.limits import shared_memory_free
@@ -62,17 +62,20 @@ def collate(samples: list[Sample]) -> Batch:
     images = (
         torch.stack([sample.image for sample in good])
         if good
-        else samples[0].image.unsqueeze(0)[:0]
+        else samples[0].image.unsqueeze(0)[:0]  # of the right shape, as a batch may have no other
     )
     labels = torch.tensor([sample.label for sample in good], dtype=torch.int64)
     return Batch(images, labels, tuple(line for sample in samples for line in sample.broken))
 
 
-def choose_workers(asked: int | None, task: Task, cpus: int, prefetch: int, images: int) -> int:
+def choose_workers(
+    asked: int | None, task: Dataset, cpus: int, prefetch: int, images: int, local_ranks: int = 1
+) -> int:
     """Loader workers of this process: as asked for, else one a CPU, as far as shared memory holds
     their batches.
 
-    `images` is the most images in a batch; `cpus` are those of this process. Raises ConfigError if
+    `images` is the most images in a batch; `cpus` are those of this process; `local_ranks` share
+    /dev/shm. Raises ConfigError if
     what was asked for does not fit: a worker that finds /dev/shm full dies of a bus error
     (pytorch#5040).
     """
@@ -85,7 +88,8 @@ def choose_workers(asked: int | None, task: Task, cpus: int, prefetch: int, imag
         )
     channels, height, width = task.shape
     # Besides the batches that wait, one is being filled by each worker and one is being read.
-    need_each = images * channels * height * width * (prefetch + 1)
+    # Training and validation have the same number of workers, and keep their batches at once.
+    need_each = 2 * images * channels * height * width * (prefetch + 1) * local_ranks
     free = shared_memory_free()
     workers = asked if asked is not None else 0 if task.in_memory else min(cpus, 16)
     fitting = free // need_each
@@ -134,7 +138,7 @@ class DeviceBatches:
     def __init__(
         self,
         loader: Iterable[Batch],
-        task: Task,
+        task: Dataset,
         device: torch.device,
         memory_format: torch.memory_format,
         report: Callable[[tuple[str, ...]], None],
@@ -201,7 +205,7 @@ class FakeBatches:
     def __init__(
         self,
         batches: BatchSampler,
-        task: Task,
+        task: Dataset,
         device: torch.device,
         memory_format: torch.memory_format,
         max_images: int,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from amptrain.config import DataConfig
-from amptrain.data.datasets import VALIDATION, Images, Task, open_task
+from amptrain.data.datasets import VALIDATION, Dataset, Images, open_dataset
 from amptrain.errors import ConfigError
 from amptrain.inference.model_file import ModelInfo, load_model
 from amptrain.inference.predict import chosen_device, described
@@ -90,7 +90,7 @@ def main(arguments: Sequence[str]) -> int:
     config = tyro.cli(EvaluateConfig, prog="amptrain evaluate", args=list(arguments))
     model, info, path = load_model(config.model_file, config.model)
     size = max(info.shape[1], 8)
-    task = open_task(
+    task = open_dataset(
         DataConfig(data=config.data, data_dir=config.data_dir, image_size=size, augment=False), 0
     )
     require_same_classes(info, task)
@@ -106,7 +106,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def require_same_classes(info: ModelInfo, task: Task) -> None:
+def require_same_classes(info: ModelInfo, task: Dataset) -> None:
     """Raise ConfigError unless the data has the model's classes, in its order."""
     if task.classes == info.classes:
         return

@@ -10,12 +10,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from amptrain.data.datasets import IMAGE_ENDINGS
-from amptrain.data.transforms import center_crop
+from amptrain.data.decode import READ_ERRORS, crop_resize, upright_size
+from amptrain.data.scan import image_endings, is_hidden
+from amptrain.data.transforms import center_box
 from amptrain.errors import ConfigError
 from amptrain.inference.model_file import ModelInfo
 
-UNREADABLE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
+UNREADABLE = READ_ERRORS
 
 
 def files_of(places: Iterable[str]) -> Iterator[Path]:
@@ -36,12 +37,12 @@ def _below(folder: Path) -> list[Path]:
     found, seen = [], set()
     for place, folders, names in os.walk(folder, followlinks=True):
         real = os.path.realpath(place)
-        folders[:] = sorted(name for name in folders if name[0] != "." and real not in seen)
+        folders[:] = sorted(name for name in folders if not is_hidden(name) and real not in seen)
         if real not in seen:
             found += [
                 Path(place, name)
                 for name in sorted(names)
-                if name[0] != "." and Path(name).suffix.lower() in IMAGE_ENDINGS
+                if not is_hidden(name) and Path(name).suffix.lower() in image_endings()
             ]
         seen.add(real)
     return found
@@ -53,8 +54,10 @@ def read_image(path: Path, info: ModelInfo) -> Tensor:
     Raises what is in UNREADABLE.
     """
     with Image.open(path) as file:
-        image = file.convert("L" if info.shape[0] == 1 else "RGB")
-    image = center_crop(image, info.shape[1], zoom=1 / info.crop)
+        box = center_box(*upright_size(file), zoom=1 / info.crop)
+        image = crop_resize(file, box, info.shape[1])
+    if info.shape[0] == 1:
+        image = image.convert("L")
     pixels = np.atleast_3d(np.asarray(image)).transpose(2, 0, 1)
     return normalised(torch.from_numpy(np.ascontiguousarray(pixels)).float(), info)
 

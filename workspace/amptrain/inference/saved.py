@@ -2,11 +2,11 @@
 
 from amptrain.checkpoint.state import TrainState
 from amptrain.config import TrainConfig
-from amptrain.data.datasets import Task
+from amptrain.data.datasets import Dataset
 from amptrain.inference.model_file import ModelInfo, versions
 
 
-def saved_info(config: TrainConfig, task: Task, state: TrainState, epoch: int) -> ModelInfo:
+def saved_info(config: TrainConfig, task: Dataset, state: TrainState, epoch: int) -> ModelInfo:
     """What a user of the judged weights has to know."""
     progress = state.progress
     return ModelInfo(

@@ -4,13 +4,13 @@ import torch
 
 from amptrain.checkpoint.state import TrainState
 from amptrain.config import TrainConfig
-from amptrain.data.datasets import Task
+from amptrain.data.datasets import Dataset
 from amptrain.data.order import Order
 from amptrain.precision import Precision, has_bf16
 
 
 def introduction(
-    config: TrainConfig, task: Task, order: Order, state: TrainState, workers: int
+    config: TrainConfig, task: Dataset, order: Order, state: TrainState, workers: int
 ) -> list[str]:
     """Sentences on data, precision, device and batch; `workers` are those of each process."""
     world, device = state.processes.world_size, state.processes.device

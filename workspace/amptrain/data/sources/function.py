@@ -1,0 +1,170 @@
+"""Data of one's own: a function that returns map-style data sets of torch.
+
+    def pets():
+        return Pets("train"), Pets("val")          # or with the names: ..., ["cat", "dog"]
+
+Each item is (image, label). A PIL image, or uint8 pixels as an array (height, width, channels) or a
+tensor (channels, height, width), is cropped and flipped as files are; a float tensor is taken as it
+is, as one's own transforms made it. Whatever draws random numbers in `__getitem__`, from torch,
+NumPy or Python, draws those of (seed, epoch, index): a run that continues draws the same.
+"""
+
+import importlib
+import importlib.util
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from amptrain.config import DataConfig
+from amptrain.data.datasets import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    VALIDATION,
+    Dataset,
+    Images,
+    Key,
+    Sample,
+)
+from amptrain.data.decode import crop_resize, upright_size
+from amptrain.data.transforms import Box, center_box, flip, random_resized_box, sample_rng
+from amptrain.errors import ConfigError
+
+USAGE = "module:function or file.py:function (returns data sets of your own)"
+
+
+class OwnImages(Images):
+    """The items of a map-style data set, by (epoch, index)."""
+
+    def __init__(self, items: Any, size: int, seed: int, augment: bool) -> None:
+        self.items, self.size, self.seed, self.augment = items, size, seed, augment
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, key: Key) -> Sample:
+        """The item; raises what the data set raises."""
+        epoch, index = key
+        with seeded(self.seed, epoch, index):
+            image, label = self.items[index][:2]
+        return Sample(self._tensor(image, epoch, index), int(label))
+
+    def _tensor(self, image: Any, epoch: int, index: int) -> Tensor:
+        if isinstance(image, Tensor) and image.is_floating_point():
+            return image.float()
+        if isinstance(image, Tensor):
+            image = image.permute(1, 2, 0).numpy()
+        if isinstance(image, np.ndarray):
+            image = Image.fromarray(image.squeeze())
+        width, height = upright_size(image)
+        rng = sample_rng(self.seed, epoch, index)
+        change = self.augment and epoch != VALIDATION
+        box: Box = random_resized_box(width, height, rng) if change else center_box(width, height)
+        pixels = np.asarray(crop_resize(image, box, self.size)).transpose(2, 0, 1)
+        return torch.from_numpy(np.ascontiguousarray(flip(pixels, rng) if change else pixels))
+
+
+@contextmanager
+def seeded(seed: int, epoch: int, index: int) -> Iterator[None]:
+    """The global generators as a function of (seed, epoch, index), and afterwards as before."""
+    words = sample_rng(seed, epoch, index).integers(0, 2**32, 3)
+    torch_state, python_state = torch.get_rng_state(), random.getstate()
+    numpy_state = np.random.get_state()
+    torch.default_generator.manual_seed(int(words[0]))
+    random.seed(int(words[1]))
+    np.random.seed(int(words[2]))
+    try:
+        yield
+    finally:
+        torch.set_rng_state(torch_state)
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+
+
+def open(argument: str, config: DataConfig, seed: int) -> Dataset:
+    """`argument` is module:function or file.py:function. Raises ConfigError with what the function
+    lacks."""
+    made = load(argument)()
+    if isinstance(made, Dataset):
+        return made
+    if not isinstance(made, tuple) or len(made) not in {2, 3}:
+        raise ConfigError(
+            f"{argument} returned {type(made).__name__}; it needs to return (training, validation)"
+            " or (training, validation, names of the classes)."
+        )
+    train, validation = made[:2]
+    for part in (train, validation):
+        if not (hasattr(part, "__len__") and hasattr(part, "__getitem__")) or len(part) == 0:
+            raise ConfigError(
+                f"{argument} returned a {type(part).__name__} without len() and [index], or an "
+                "empty one; the order of a step needs both."
+            )
+    classes = made[2] if len(made) == 3 else getattr(train, "classes", None)
+    if classes is None:
+        raise ConfigError(
+            f"{argument} does not say which classes there are: return their names as a third value,"
+            " or give the data set an attribute `classes`."
+        )
+    size = config.image_size
+    images = OwnImages(train, size, seed, config.augment)
+    first = images[(VALIDATION, 0)].image
+    own = first.is_floating_point()
+    channels = first.shape[0]
+    names = [str(name) for name in classes]
+    return Dataset(
+        name=config.data,
+        classes=tuple(names),
+        train=images,
+        validation=OwnImages(validation, size, seed, augment=False),
+        shape=(channels, first.shape[1], first.shape[2]),
+        mean=(0.0,) * channels if own else IMAGENET_MEAN,
+        std=(1.0,) * channels if own else IMAGENET_STD,
+        in_memory=False,
+        messages=(
+            f"{argument}: {len(train)} images to train on, {len(validation)} to validate with, "
+            f"{len(names)} classes.",
+        ),
+        contents={
+            "classes": names,
+            "train": {"all": [len(train), "", ""]},
+            "validation": {"all": [len(validation), "", ""]},
+        },
+    )
+
+
+def load(name: str) -> Any:
+    """The function `module:function` or `file.py:function`. Raises ConfigError if there is none."""
+    where, _, function = name.rpartition(":")
+    try:
+        if where.endswith(".py"):
+            path = Path(where).expanduser().resolve()
+            spec = importlib.util.spec_from_file_location(path.stem, path)
+            assert spec is not None
+            assert spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            # Loader workers that are spawned, and pickle, look the module up by its name.
+            sys.modules.setdefault(path.stem, module)
+            spec.loader.exec_module(module)
+        else:
+            if "" not in sys.path:
+                sys.path.insert(0, "")  # the current folder, as `python -m` does
+            module = importlib.import_module(where)
+    except (ImportError, FileNotFoundError) as error:
+        raise ConfigError(f"--data {name}: {error}. Known are also {_known()}.") from None
+    found = getattr(module, function, None)
+    if not callable(found):
+        raise ConfigError(f"--data {name}: {where} has no function {function}.")
+    return found
+
+
+def _known() -> str:
+    from amptrain.data.sources import usages
+
+    return usages()
