@@ -166,7 +166,7 @@ def test_a_validation_that_is_not_finite_ends_the_run_and_is_not_saved(make_conf
     trainer = trainer_of(config)
     with pytest.raises(
         TrainingError,
-        match=r"the validation loss is (nan|inf), .*Run the same command with a lower",
+        match=r"the validation loss is (nan|inf), .*Continue from them with --name run and a lower",
     ):
         trainer.fit()
     assert not (config.run_dir / "checkpoints" / "step-000000003.pt").exists()
