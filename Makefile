@@ -2,10 +2,10 @@
 PYTHON ?= python3
 export TORCH # make build TORCH=2.7.0: another folder of locks
 .DEFAULT_GOAL := help
-.PHONY: help jupyter ssh shell train check test bench build lock clean
+.PHONY: help jupyter ssh shell train check test test-scale bench build lock clean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 jupyter: ## JupyterLab in the browser; finds out by itself whether there is a GPU
 	@$(PYTHON) -m host.up jupyter
@@ -27,6 +27,9 @@ test: ## prove the whole project on this machine; brings up a Docker engine if t
 
 bench: ## measure sizes per layer, start, stop and training times (the tables of docs/measurements.md)
 	@$(PYTHON) -m benchmarks.image && $(PYTHON) -m benchmarks.modes && $(PYTHON) -m benchmarks.training
+
+test-scale: ## train on real clusters made of containers: Slurm
+	@$(PYTHON) -m host.test tests/scale $(ARGS)
 
 build: ## build the image pytorch-cuda:v2.6
 	@$(PYTHON) -m host.build $(ARGS)

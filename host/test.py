@@ -23,6 +23,7 @@ from host.versions import ROOT
 LOCK = ROOT / "requirements" / "host-tests.lock"
 ENVIRONMENT = ROOT / ".build" / "tests"
 TRAINING = "tests/training"
+SCALE = "tests/scale"  # clusters made of containers: `make test-scale`
 INSIDE = "/opt/tests"  # where the package's tests and pytest's settings are seen in the image
 # What the tests drive for real, as Debian calls it: the program looked for, and the package that
 # brings it.
@@ -130,6 +131,7 @@ def suites(client: str, python: Path, arguments: list[str]) -> dict[str, list[st
         ]
     if on_host or not files:
         command = [str(python), "-m", "pytest", f"--ignore={TRAINING}", *options]
+        command += [] if on_host else [f"--ignore={SCALE}"]
         found["tests, on the host"] = [*command, *on_host]
     return found
 

@@ -31,8 +31,9 @@ def torchrun(config: TrainConfig, script: str | None = None, **more: object) -> 
     return [*TORCHRUN, *(["-m", "amptrain", "train"] if script is None else [script]), *flags]
 
 
-def run(arguments: list[str]) -> subprocess.CompletedProcess[str]:
+def run(arguments: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error::FutureWarning:amptrain"}
+    env |= variables
     return subprocess.run(
         arguments, capture_output=True, text=True, timeout=180, check=False, env=env
     )
@@ -210,6 +211,14 @@ def test_threads_follow_the_cpus(make_config: Make) -> None:
     assert done.stdout.strip() == "1"
 
 
+def test_srun_without_torchrun_is_told(make_config: Make) -> None:
+    config = make_config(precision="fp32")
+    done = run(command(config), SLURM_STEP_NUM_TASKS="2", SLURM_PROCID="1")
+    assert done.returncode == 2
+    assert "RANK is not set" in done.stderr
+    assert not config.run_dir.exists()
+
+
 def test_cuda_that_is_not_there_is_said(make_config: Make) -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has CUDA")
@@ -220,19 +229,29 @@ def test_cuda_that_is_not_there_is_said(make_config: Make) -> None:
         Processes("cuda")
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
-def test_a_second_signal_ends_at_once(name: str) -> None:
-    code = (
+@pytest.mark.parametrize(
+    ("first", "second", "code"),
+    [
+        ("SIGTERM", "SIGINT", -signal.SIGINT),
+        ("SIGINT", "SIGINT", -signal.SIGINT),
+        ("SIGHUP", "SIGHUP", -signal.SIGHUP),
+        ("SIGTERM", "SIGTERM", 0),  # Slurm's, and torchrun's which passes on the same wish
+    ],
+)
+def test_a_second_signal_ends_at_once_but_for_sigterm(first: str, second: str, code: int) -> None:
+    program = (
         "import os, signal, time\nfrom amptrain.signals import StopSignal\n"
-        f"with StopSignal() as stop:\n os.kill(os.getpid(), signal.{name})\n"
-        f" assert stop.number == signal.{name}\n print('asked', flush=True)\n"
-        f" os.kill(os.getpid(), signal.{name})\n time.sleep(60)\n"
+        f"with StopSignal() as stop:\n os.kill(os.getpid(), signal.{first})\n"
+        f" assert stop.number == signal.{first}\n"
+        " print('asked', flush=True)\n"
+        f" os.kill(os.getpid(), signal.{second})\n time.sleep(0.2)\n"
+        f" assert stop.number == signal.{first}\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=30
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=30
     )
     assert done.stdout == "asked\n"
-    assert done.returncode == -getattr(signal, name)
+    assert done.returncode == code
 
 
 def test_nohup_is_heeded_and_a_thread_may_train() -> None:

@@ -27,7 +27,8 @@ class Processes:
 
     def __init__(self, device: str) -> None:
         """Reads what torchrun sets. Raises ConfigError if `device` (auto, cuda, cpu) is not
-        there."""
+        there, or where srun started several processes without torchrun."""
+        _require_torchrun()
         self.rank = int(os.environ.get("RANK", "0"))
         self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
@@ -140,6 +141,16 @@ class Processes:
         else:
             dist.init_process_group("gloo", timeout=TIMEOUT)
             self._control = dist.group.WORLD
+
+
+def _require_torchrun() -> None:
+    """srun alone tells its tasks no address to meet at; each would train by itself, unnoticed."""
+    tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS") or "1")
+    if tasks > 1 and "RANK" not in os.environ:
+        raise ConfigError(
+            f"srun started this {tasks} times, and no torchrun is between: RANK is not set. Use "
+            "`srun --ntasks-per-node=1 torchrun …`, as deploy/slurm/train.sbatch does."
+        )
 
 
 def _device(asked: str, local_rank: int) -> torch.device:

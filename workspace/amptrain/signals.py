@@ -13,7 +13,7 @@ sends the last one on to its workers, also under nohup (pytorch/pytorch#67538)."
 
 class StopSignal:
     """While entered, the signals only set `number`. A second one ends the process at once, without
-    a save. SIGHUP stays ignored where it is, as nohup does it."""
+    a save, but for a second SIGTERM. SIGHUP stays ignored where it is, as nohup does it."""
 
     def __init__(self) -> None:
         self.number: int | None = None
@@ -34,10 +34,13 @@ class StopSignal:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         # Nothing else is done here: a collective or a write in a handler can meet itself half-way.
-        if self.number is not None:
+        if self.number is None:
+            self.number = number
+        # Slurm signals all processes of a job, and torchrun passes SIGTERM on to its ranks: they
+        # get it twice for one wish. Who means an end at once has SIGKILL.
+        elif number != signal.SIGTERM:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        self.number = number
 
 
 def ignore_stop_signals(worker: int = 0) -> None:
