@@ -230,18 +230,21 @@ def test_cuda_that_is_not_there_is_said(make_config: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "code"),
+    ("first", "second", "repeat_s", "code"),
     [
-        ("SIGTERM", "SIGINT", -signal.SIGINT),
-        ("SIGINT", "SIGINT", -signal.SIGINT),
-        ("SIGHUP", "SIGHUP", -signal.SIGHUP),
-        ("SIGTERM", "SIGTERM", 0),  # Slurm's, and torchrun's which passes on the same wish
+        ("SIGTERM", "SIGINT", 5, -signal.SIGINT),
+        ("SIGINT", "SIGINT", 5, -signal.SIGINT),
+        ("SIGTERM", "SIGTERM", 0, -signal.SIGTERM),
+        ("SIGHUP", "SIGHUP", 0, -signal.SIGHUP),
+        ("SIGTERM", "SIGTERM", 5, 0),  # Slurm's, and torchrun's which passes on the same request
+        ("SIGHUP", "SIGHUP", 5, 0),  # the terminal's, and its shell's
     ],
 )
-def test_a_second_signal_ends_at_once_but_for_sigterm(first: str, second: str, code: int) -> None:
+def test_a_second_request_ends_at_once(first: str, second: str, repeat_s: int, code: int) -> None:
     program = (
-        "import os, signal, time\nfrom amptrain.signals import StopSignal\n"
-        f"with StopSignal() as stop:\n os.kill(os.getpid(), signal.{first})\n"
+        "import os, signal, time\nfrom amptrain import signals\n"
+        f"signals.REPEAT_S = {repeat_s}\n"
+        f"with signals.StopSignal() as stop:\n os.kill(os.getpid(), signal.{first})\n"
         f" assert stop.number == signal.{first}\n"
         " print('asked', flush=True)\n"
         f" os.kill(os.getpid(), signal.{second})\n time.sleep(0.2)\n"

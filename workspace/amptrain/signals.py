@@ -4,6 +4,7 @@ checkpoint."""
 import os
 import signal
 import threading
+import time
 from types import FrameType
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -11,12 +12,19 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 sends the last one on to its workers, also under nohup (pytorch/pytorch#67538)."""
 
 
+REPEAT_S = 5.0
+"""Seconds in which another SIGTERM or SIGHUP is the same request. Slurm signals every process of a
+job and torchrun passes the signal on to its ranks; a terminal that closes sends SIGHUP, and so does
+its shell. Ctrl-C is sent by a person: a second one counts at once."""
+
+
 class StopSignal:
-    """While entered, the signals only set `number`. A second one ends the process at once, without
-    a save, but for a second SIGTERM. SIGHUP stays ignored where it is, as nohup does it."""
+    """While entered, the signals only set `number`. A second request ends the process at once,
+    without a save. SIGHUP stays ignored where it is, as nohup does it."""
 
     def __init__(self) -> None:
         self.number: int | None = None
+        self._asked = 0.0
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> "StopSignal":
@@ -34,11 +42,10 @@ class StopSignal:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         # Nothing else is done here: a collective or a write in a handler can meet itself half-way.
+        now = time.monotonic()
         if self.number is None:
-            self.number = number
-        # Slurm signals all processes of a job, and torchrun passes SIGTERM on to its ranks: they
-        # get it twice for one wish. Who means an end at once has SIGKILL.
-        elif number != signal.SIGTERM:
+            self.number, self._asked = number, now
+        elif number == signal.SIGINT or now - self._asked > REPEAT_S:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 
