@@ -116,7 +116,8 @@ def main() -> None:
         print(f"Build without cache: {time.monotonic() - begin:.0f} s\n")
     size = int(output([client, "image", "inspect", "--format", "{{.Size}}", IMAGE]) or 0)
     print(
-        f"{table(layers(client, arguments.level))}\n\nOn disk (docker image inspect): {size / 1e9:.2f} GB"
+        f"{table(layers(client, arguments.level))}\n\nOn disk (docker image inspect): "
+        f"{size / 1e9:.2f} GB"
     )
 
 

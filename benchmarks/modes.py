@@ -114,7 +114,8 @@ def main() -> None:
         opened = [start for start, _ in runs]
         closed = statistics.median(stop for _, stop in runs)
         print(
-            f"| {name} | {statistics.median(opened):.2f} ({min(opened):.2f}–{max(opened):.2f}) | {closed:.2f} |"
+            f"| {name} | {statistics.median(opened):.2f} ({min(opened):.2f}–{max(opened):.2f}) | "
+            f"{closed:.2f} |"
         )
 
 

@@ -20,7 +20,10 @@ from host.build import IMAGE
 from host.engine import require_engine
 
 DIGITS = ["--max-steps", "46"]
-READ = 'amptrain train --name bench --runs /tmp/runs "$@" >/tmp/log 2>&1 || cat /tmp/log; cat /tmp/runs/bench/result.json'
+READ = (
+    'amptrain train --name bench --runs /tmp/runs "$@" >/tmp/log 2>&1 || cat /tmp/log; '
+    "cat /tmp/runs/bench/result.json"
+)
 
 
 def train(client: str, precision: str, gpus: bool, arguments: list[str]) -> dict[str, Any]:

@@ -18,9 +18,13 @@ GPU_NODES = (
     Path("/dev/nvidiactl"),
     Path("/dev/dxg"),
 )  # a Linux driver; the one of Windows, in WSL 2
-HOOK = "nvidia-container-runtime-hook"  # what dockerd itself calls for a GPU request, registered as a runtime or not
+# What dockerd itself calls for a GPU request, registered as a runtime or not.
+HOOK = "nvidia-container-runtime-hook"
 CDI_KIND = "nvidia.com/gpu"
-TOOLKIT = "install the NVIDIA Container Toolkit, run `nvidia-ctk runtime configure --runtime=docker` and restart Docker"
+TOOLKIT = (
+    "install the NVIDIA Container Toolkit, "
+    "run `nvidia-ctk runtime configure --runtime=docker` and restart Docker"
+)
 
 
 @dataclass(frozen=True)

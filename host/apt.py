@@ -11,7 +11,8 @@ from pathlib import Path
 from host.errors import HostError
 from host.shell import output, run
 
-RELEASE = "trixie"  # the image's Debian release, and the first one whose packages hold Docker 26 with Compose 2.26
+# The image's Debian release, and the first one whose packages hold Docker 26 with Compose 2.26.
+RELEASE = "trixie"
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
 
@@ -39,7 +40,8 @@ def debian_mirror() -> str:
         if created_by == "Packages" and address.rstrip("/").endswith("/debian"):
             return address
     raise HostError(
-        "apt on this host knows no Debian mirror; add one to its sources, or install Docker by hand."
+        "apt on this host knows no Debian mirror; add one to its sources, or install Docker by "
+        "hand."
     )
 
 

@@ -41,7 +41,8 @@ def ensure_base_image(client: str) -> None:
     if os_release().get("ID") != "debian" or shutil.which("apt-get") is None:
         raise HostError(
             f"{BASE_IMAGE} can't be pulled, and only a Debian host can make it itself. "
-            f"Bring it over with `docker save` and `docker load`, or build with --build-arg BASE_IMAGE=…"
+            "Bring it over with `docker save` and `docker load`, or build with --build-arg "
+            "BASE_IMAGE=…"
         )
     make_base_image(client)
 
@@ -72,7 +73,8 @@ def make_base_image(client: str) -> None:
     if bootstrap.returncode or imported.returncode:
         subprocess.run([client, "image", "rm", BASE_IMAGE], check=False, capture_output=True)
         raise HostError(
-            f"mmdebstrap could not make the base image:\n{messages.decode(errors='replace')[-2000:]}"
+            "mmdebstrap could not make the base "
+            f"image:\n{messages.decode(errors='replace')[-2000:]}"
         )
 
 

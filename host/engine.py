@@ -76,7 +76,10 @@ def require_root_on_debian() -> None:
     if os_release().get("ID") not in ("debian", "ubuntu"):
         raise HostError(f"No Docker engine answers on this host. {needed}")
     if os.geteuid() != 0:
-        who = "is in the group docker, or run this as root: then Docker is installed from the distribution's packages"
+        who = (
+            "is in the group docker, or run this as root: "
+            "then Docker is installed from the distribution's packages"
+        )
         raise HostError(
             f"No Docker engine answers. {needed} If one does run, see that your user {who}."
         )
@@ -100,7 +103,8 @@ def install() -> str:
     client = find_client()
     if client is None:
         raise HostError(
-            "Docker was installed, but its client finds no compose and buildx plugin; see `docker info`."
+            "Docker was installed, but its client finds no compose and buildx plugin; see `docker "
+            "info`."
         )
     return client
 

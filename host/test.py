@@ -144,7 +144,8 @@ def run_suites(client: str, python: Path, arguments: list[str]) -> list[str]:
         begin = time.monotonic()
         code = subprocess.run(command, cwd=ROOT, check=False, stdin=subprocess.DEVNULL).returncode
         say(
-            f"{name}: {'passed' if code == 0 else f'FAILED (exit code {code})'} in {time.monotonic() - begin:.0f} s"
+            f"{name}: {'passed' if code == 0 else f'FAILED (exit code {code})'} in "
+            f"{time.monotonic() - begin:.0f} s"
         )
         failed += [name] if code else []
     return failed
@@ -170,7 +171,8 @@ def main(arguments: list[str]) -> int:
             stop()
     if failed:
         print(
-            f"failed: {'; '.join(failed)}. The lines above say what; skipped tests are listed with their reason."
+            f"failed: {'; '.join(failed)}. The lines above say what; skipped tests are listed with "
+            "their reason."
         )
         return 1
     say("all passed; what was skipped is listed above with its reason (SKIPPED)")

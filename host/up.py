@@ -41,7 +41,8 @@ def choose_accelerator(client: str) -> None:
         return
     found = find_accelerator(client)
     say(
-        f"ACCELERATOR={found.name}: {found.why}. For `docker compose` without make, put that into .env."
+        f"ACCELERATOR={found.name}: {found.why}. For `docker compose` without make, put that into "
+        ".env."
     )
     os.environ["ACCELERATOR"] = found.name
 
@@ -98,7 +99,8 @@ def require_free_ports(client: str, service: str) -> None:
             variable = f"{service.upper()}_PORT"
             raise HostError(
                 f"Port {number} on {address} is taken by another program or container. "
-                f"Choose another one: {variable}={number + 1} make {service} (for good: {variable} in .env)."
+                f"Choose another one: {variable}={number + 1} make {service} (for good: {variable} "
+                "in .env)."
             )
 
 
@@ -150,7 +152,8 @@ def main(arguments: list[str]) -> int:
     try:
         if service not in SERVICES or (rest and SERVICES[service] != "run"):
             raise HostError(
-                f"Say one of {', '.join(SERVICES)}; only train takes more words, and passes them on."
+                f"Say one of {', '.join(SERVICES)}; only train takes more words, and passes them "
+                "on."
             )
         up(service, rest)
     except HostError as error:

@@ -15,7 +15,8 @@ SITE_PACKAGES = "/opt/venv/lib/python3.13/site-packages/"
 def test_cuda_libraries_come_from_site_packages_only(host: Host) -> None:
     names = "cublas|cudart|cudnn|cufft|curand|cusolver|cusparse|nccl|nvrtc|cupti"
     found = host.check_output(
-        f"find / -xdev -not -type d -regextype posix-extended -regex '.*/lib({names})[^/]*[.]so[^/]*'"
+        "find / -xdev -not -type d -regextype posix-extended -regex "
+        f"'.*/lib({names})[^/]*[.]so[^/]*'"
     ).split()
     assert found
     assert [path for path in found if not path.startswith(SITE_PACKAGES)] == []

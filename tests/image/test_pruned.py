@@ -14,10 +14,16 @@ SITE_PACKAGES = "/opt/venv/lib/python3.13/site-packages"
 LEFT_OUT = {
     # find's expression: what could have needed it
     "-path '*/gcc/*' -name lto1": "test_cpp_extension",
-    "-name 'lib[altu]san.so*' -o -name 'libhwasan.so*' -o -name 'libubsan.so*'": "test_cpp_extension",
+    "-name 'lib[altu]san.so*' -o -name 'libhwasan.so*' -o -name 'libubsan.so*'": (
+        "test_cpp_extension"
+    ),
     "-name 'libpython*.a' -o -name 'libgprofng.so*'": "test_cpp_extension",
-    "-name 'libcusolverMg.so*' -o -name 'libnvblas.so*' -o -name 'libcufftw.so*'": "test_libraries_find_what_they_link",
-    "-name 'libnvperf_*.so' -o -name libcheckpoint.so -o -name libpcsamplingutil.so": "test_profiler",
+    "-name 'libcusolverMg.so*' -o -name 'libnvblas.so*' -o -name 'libcufftw.so*'": (
+        "test_libraries_find_what_they_link"
+    ),
+    "-name 'libnvperf_*.so' -o -name libcheckpoint.so -o -name libpcsamplingutil.so": (
+        "test_profiler"
+    ),
     "-path '*/torch/bin/protoc*'": "test_nothing_runs_protoc_or_nvdisasm",
     "-path '*/triton/instrumentation'": "tests/image/test_compute.py, the cubin",
     "-name nvdisasm": "test_nothing_runs_protoc_or_nvdisasm",
@@ -75,7 +81,8 @@ def test_profiler(run_program: RunProgram) -> None:
 
 def test_nothing_runs_protoc_or_nvdisasm(host: Host) -> None:
     named = host.run(
-        f"grep -rlE --include=*.py 'protoc\\b|nvdisasm' {SITE_PACKAGES}/torch {SITE_PACKAGES}/triton"
+        f"grep -rlE --include=*.py 'protoc\\b|nvdisasm' {SITE_PACKAGES}/torch "
+        f"{SITE_PACKAGES}/triton"
     )
     assert named.stdout.split() == []
 

@@ -78,7 +78,8 @@ def test_passwd_and_shadow_are_root_s_alone(host: Host) -> None:
 def test_dev_can_change_nothing_that_root_or_others_run(dev: Host) -> None:
     # What is in dev's home and workspace is dev's, and /tmp is everybody's.
     found = dev.run(
-        r"find / -xdev \( -path /home/dev -o -path /workspace -o -path /tmp -o -path /var/tmp \) -prune -o "
+        r"find / -xdev "
+        r"\( -path /home/dev -o -path /workspace -o -path /tmp -o -path /var/tmp \) -prune -o "
         r"\( -type f -o -type d \) -writable -not -perm -1000 -print 2>/dev/null"
     )
     assert found.stdout.split() == []
@@ -95,7 +96,8 @@ def test_no_file_capability(host: Host) -> None:
         "for folder, _, names in os.walk('/usr'):\n"
         "    for name in names:\n"
         "        path = os.path.join(folder, name)\n"
-        "        if not os.path.islink(path) and 'security.capability' in os.listxattr(path): print(path)\n"
+        "        if not os.path.islink(path) and 'security.capability' in os.listxattr(path): "
+        "print(path)\n"
     )
     assert host.check_output("/usr/bin/python3 -c %s", program) == ""
 
@@ -107,7 +109,10 @@ def test_no_sudo(host: Host) -> None:
 
 def test_no_host_key_in_the_image() -> None:
     # Asked of the image, not of a running container: sshd makes its keys at the first start.
-    command = r"find / -xdev \( -name 'ssh_host_*' -o -name 'id_rsa*' -o -name 'id_ed25519*' -o -name authorized_keys \)"
+    command = (
+        r"find / -xdev \( -name 'ssh_host_*' -o -name 'id_rsa*' "
+        r"-o -name 'id_ed25519*' -o -name authorized_keys \)"
+    )
     found = docker("run", "--rm", "--network=none", "--entrypoint=sh", IMAGE, "-c", command)
     assert found.split() == []
 

@@ -14,7 +14,9 @@ from tests.support import IMAGE, docker
 VERSIONS = versions()
 SIZE_BUDGET_BYTES = 5_500_000_000  # on disk, as `docker inspect` counts
 PROGRAMS = """
-    amptrain bash curl doctor g++ gcc git htop ip jupyter less make nano ninja pip ps python rsync scp sftp ssh
+    amptrain bash curl doctor g++ gcc git htop ip jupyter less make nano ninja pip ps
+    python rsync scp
+    sftp ssh
     ssh-keygen tensorboard tini tmux torchrun tree unzip vim.tiny wget
 """
 

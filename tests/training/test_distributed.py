@@ -40,7 +40,8 @@ def run(arguments: list[str], **variables: str) -> subprocess.CompletedProcess[s
 
 
 PLAIN_MODEL = '''
-"""amptrain with a model without BatchNorm and dropout, whose step is the same however its images are shared out."""
+"""amptrain with a model without BatchNorm and dropout: its step is the same however its images are
+shared out."""
 import sys
 from torch import nn
 from amptrain import cli
@@ -201,7 +202,10 @@ def test_gloo_takes_the_interface_of_the_route() -> None:
 
 
 def test_threads_follow_the_cpus(make_config: Make) -> None:
-    code = "import torch; from amptrain.distributed import Processes; p = Processes('cpu'); print(torch.get_num_threads())"
+    code = (
+        "import torch; from amptrain.distributed import Processes; p = Processes('cpu'); "
+        "print(torch.get_num_threads())"
+    )
     few = {min(os.sched_getaffinity(0))}
     env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     done = subprocess.run(

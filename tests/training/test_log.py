@@ -19,8 +19,11 @@ from amptrain.report.log import METRICS, EpochRecord, RunLog, Window, read_metri
 from amptrain.train import train
 
 WINDOW = Window(
-    step=20, epoch=2, loss=0.51234, lr=4.5e-3, scale=32768.0, skips=0, skipped_steps=(), images_per_s=1234.0,
-    images_per_s_compute=2468.0, data_wait_share=0.5, memory_allocated=2**30, memory_reserved=3 * 2**29, grad_norm=1.5,
+    step=20, epoch=2, loss=0.51234, lr=4.5e-3, scale=32768.0, skips=0, skipped_steps=(),
+    images_per_s=1234.0,
+    images_per_s_compute=2468.0, data_wait_share=0.5,
+    memory_allocated=2**30, memory_reserved=3 * 2**29,
+    grad_norm=1.5,
 )  # fmt: skip
 EPOCH = EpochRecord(epoch=2, step=20, val_loss=0.25, val_accuracy=0.98, skips=1, seconds=3.5)
 
@@ -31,7 +34,8 @@ def test_a_window_is_one_line_with_all_of_it(
     log = RunLog(tmp_path, 460, enabled=True)
     log.window(replace(WINDOW, gpu_utilisation=93.4))
     assert capsys.readouterr().out == (
-        "step  20/460  epoch 2  loss 0.5123  lr 4.50e-03  scale 32768  skips 0  1234 images/s (2468 without waiting "
+        "step  20/460  epoch 2  loss 0.5123  lr 4.50e-03  scale 32768  skips 0  1234 images/s "
+        "(2468 without waiting "
         "for data)  data wait 50%  memory 1.00 GiB allocated, 1.50 GiB reserved  GPU busy 93%\n"
     )
 
@@ -52,7 +56,8 @@ def test_skips_stand_out_and_what_is_not_measured_is_left_out(
 def test_an_epoch_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     RunLog(tmp_path, 460, enabled=True).epoch(EPOCH)
     assert capsys.readouterr().out == (
-        "epoch 2 done: validation loss 0.2500, accuracy 98.00%, skipped steps 1, 3.5 s since the start\n"
+        "epoch 2 done: validation loss 0.2500, accuracy 98.00%, skipped steps 1, 3.5 s since the "
+        "start\n"
     )
 
 
@@ -193,7 +198,8 @@ def test_tensorboard_reads_the_curves_and_only_the_last_of_each_step(tmp_path: P
     again.epoch(replace(EPOCH, step=40))
     again.close()
     code = (
-        "import sys; from tensorboard.backend.event_processing.event_accumulator import EventAccumulator\n"
+        "import sys; from tensorboard.backend.event_processing.event_accumulator import "
+        "EventAccumulator\n"
         "events = EventAccumulator(sys.argv[1]); events.Reload()\n"
         "for tag in ('train/loss', 'train/lr', 'train/scale', 'validation/val_accuracy'):\n"
         "    print(tag, [(e.step, round(e.value, 4)) for e in events.Scalars(tag)])"

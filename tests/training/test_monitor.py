@@ -73,8 +73,10 @@ class Nvml:
 
 def window(**values: float) -> Window:
     base = Window(
-        step=20, epoch=1, loss=1.0, lr=0.1, scale=1.0, skips=0, skipped_steps=(), images_per_s=100.0,
-        images_per_s_compute=100.0, data_wait_share=0.0, memory_allocated=0, memory_reserved=0, grad_norm=1.0,
+        step=20, epoch=1, loss=1.0, lr=0.1, scale=1.0, skips=0, skipped_steps=(),
+        images_per_s=100.0,
+        images_per_s_compute=100.0, data_wait_share=0.0, memory_allocated=0, memory_reserved=0,
+        grad_norm=1.0,
     )  # fmt: skip
     return replace(base, **values)  # type: ignore[arg-type]
 
@@ -150,8 +152,8 @@ def test_an_idle_gpu_is_warned_of_once_and_after_a_while() -> None:
     assert len(said) == 1
     assert "busy only 59 %" in said[0]
     assert (
-        "waited for data 40% of the time, with 4 loader workers in each process and a quota of 4 CPUs"
-        in said[0]
+        "waited for data 40% of the time, with 4 loader workers in each process and a quota of 4 "
+        "CPUs" in said[0]
     )
 
 
@@ -199,7 +201,8 @@ def test_nvml_lost_in_the_middle_is_said_once_and_asked_no_more() -> None:
         monitor.window(window())
         assert monitor.window(window()).gpu_utilisation is None
     assert said == [
-        "GPU utilisation is not available from here on (NVML says: Unknown Error). Training goes on."
+        "GPU utilisation is not available from here on (NVML says: Unknown Error). Training goes "
+        "on."
     ]
 
 

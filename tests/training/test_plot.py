@@ -20,8 +20,10 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 def window(step: int, **values: object) -> Window:
     base = Window(
-        step=step, epoch=1, loss=2.0 - step / 100, lr=0.1 * step, scale=1.0, skips=0, skipped_steps=(),
-        images_per_s=100.0, images_per_s_compute=100.0, data_wait_share=0.0, memory_allocated=0, memory_reserved=0,
+        step=step, epoch=1, loss=2.0 - step / 100, lr=0.1 * step, scale=1.0, skips=0,
+        skipped_steps=(),
+        images_per_s=100.0, images_per_s_compute=100.0, data_wait_share=0.0, memory_allocated=0,
+        memory_reserved=0,
         grad_norm=1.0,
     )  # fmt: skip
     return replace(base, **values)  # type: ignore[arg-type]
@@ -148,7 +150,8 @@ def test_the_command(
         ([], "Which run?"),
         (
             ["nowhere"],
-            "There is no run in runs/nowhere: it has no metrics.jsonl. Give the directory of a run.",
+            "There is no run in runs/nowhere: it has no metrics.jsonl. Give the directory of a "
+            "run.",
         ),
         (
             ["{empty}"],

@@ -127,7 +127,8 @@ def run(command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> in
     except TrainingError as error:
         print(f"amptrain: {error}", file=sys.stderr)
         return 1
-    except OSError as error:  # a full disk, a directory that may not be written to; anything else is a fault of ours
+    except OSError as error:
+        # A full disk, a directory that may not be written to; anything else is a fault of ours.
         if error.filename is None and error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EROFS}:
             raise
         where = f" {error.filename}" if error.filename else ""

@@ -190,11 +190,13 @@ class PrecisionConfig:
         # the weights.
         require(
             2.0**-100 <= self.min_scale <= self.init_scale,
-            f"--min-scale is {self.min_scale}; it needs to be from 2**-100 to the initial scale {self.init_scale:g}.",
+            f"--min-scale is {self.min_scale}; it needs to be from 2**-100 to the initial scale "
+            f"{self.init_scale:g}.",
         )
         require(
             1 <= self.max_consecutive_skips <= 100,
-            f"--max-consecutive-skips is {self.max_consecutive_skips}; it needs to be from 1 to 100.",
+            f"--max-consecutive-skips is {self.max_consecutive_skips}; it needs to be from 1 to "
+            "100.",
         )
 
 
@@ -274,7 +276,8 @@ class OptimConfig:
         )
         require(
             self.batch_size % self.accumulate == 0,
-            f"--batch-size {self.batch_size} cannot be split into --accumulate {self.accumulate} equal micro-batches.",
+            f"--batch-size {self.batch_size} cannot be split into --accumulate {self.accumulate} "
+            "equal micro-batches.",
         )
 
 

@@ -124,7 +124,8 @@ class Processes:
     def lost(self, error: Exception) -> TrainingError:
         """What to raise when another process is gone."""
         return TrainingError(
-            f"Rank {self.rank} lost another process of this run, so it ends too; the last lines of that process tell "
+            f"Rank {self.rank} lost another process of this run, so it ends too; the last lines of "
+            "that process tell "
             f"the cause. ({str(error).strip().splitlines()[0]})"
         )
 
@@ -159,12 +160,14 @@ def _device(asked: str, local_rank: int) -> torch.device:
     count = torch.cuda.device_count()
     if count == 0:
         raise ConfigError(
-            "--device cuda was given and torch finds no CUDA device. Start the container with --gpus all, or use "
+            "--device cuda was given and torch finds no CUDA device. Start the container with "
+            "--gpus all, or use "
             "--device cpu."
         )
     if local_rank >= count:
         raise ConfigError(
-            f"Process {local_rank} of this host has no GPU of its own: there are {count}. Use --nproc-per-node={count}."
+            f"Process {local_rank} of this host has no GPU of its own: there are {count}. Use "
+            f"--nproc-per-node={count}."
         )
     return torch.device("cuda", local_rank)
 

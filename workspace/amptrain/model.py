@@ -92,7 +92,8 @@ def require_known(name: str) -> None:
     if near:
         raise ConfigError(f"There is no model {name!r}. The nearest are {', '.join(near)}.")
     raise ConfigError(
-        f"There is no model {name!r}. Known are {SMALL_CNN}, {', '.join(known)}, and file.py:function "
+        f"There is no model {name!r}. Known are {SMALL_CNN}, {', '.join(known)}, and "
+        "file.py:function "
         "for a model of your own."
     )
 
@@ -168,7 +169,8 @@ def _require_fit(name: str, model: nn.Module, shape: tuple[int, int, int], class
     found = getattr(logits, "shape", None)
     if found != (2, classes):
         raise ConfigError(
-            f"--model {name} gives {type(logits).__name__} of shape {tuple(found or ())} for 2 images; "
+            f"--model {name} gives {type(logits).__name__} of shape {tuple(found or ())} for 2 "
+            "images; "
             f"it needs to give a tensor of (2, {classes}): one number for each class."
         )
 

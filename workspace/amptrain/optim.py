@@ -118,10 +118,10 @@ def default_lr(model: str, optimizer: str, *, batch_size: int, pretrained: bool)
     """The peak learning rate that is taken if none is given.
 
     small_cnn with AdamW 5e-3. Others at 64 images a step: AdamW 1e-3 for convolutions and 2e-4 for
-    transformers (that of DeiT, arXiv:2012.12877, scaled down); SGD 0.025 (torchvision's 0.1 at 256). A third of
-    it for the backbone of pretrained weights. For another batch size the rate of SGD grows with the
-    batch (Goyal et al., arXiv:1706.02677), and that of AdamW with its square root (Malladi et al.,
-    arXiv:2205.10287); but no higher than at 4096 images.
+    transformers (that of DeiT, arXiv:2012.12877, scaled down); SGD 0.025 (torchvision's 0.1 at
+    256). A third of it for the backbone of pretrained weights. For another batch size the rate of
+    SGD grows with the batch (Goyal et al., arXiv:1706.02677), and that of AdamW with its square
+    root (Malladi et al., arXiv:2205.10287); but no higher than at 4096 images.
     """
     ratio = min(batch_size, 4096) / BASE_BATCH
     if optimizer == "sgd":

@@ -217,11 +217,13 @@ def resolve_precision(config: PrecisionConfig, device: torch.device) -> Precisio
     name = precision_name(config.precision, device)
     if name == "tf32" and device.type != "cuda":
         raise ConfigError(
-            "--precision tf32 needs a CUDA device: TF32 is a mode of tensor cores. Use fp32 on a CPU."
+            "--precision tf32 needs a CUDA device: TF32 is a mode of tensor cores. Use fp32 on a "
+            "CPU."
         )
     if name == "tf32" and torch.cuda.get_device_capability(device) < (8, 0):
         raise ConfigError(
-            f"--precision tf32 needs an Ampere GPU or newer; {torch.cuda.get_device_name(device)} has none. Use fp32."
+            f"--precision tf32 needs an Ampere GPU or newer; {torch.cuda.get_device_name(device)} "
+            "has none. Use fp32."
         )
     return PRECISIONS[name](device, config)
 
@@ -232,8 +234,10 @@ def require_fp32(model: nn.Module) -> None:
     for name, parameter in _floating(model):
         if parameter.dtype != torch.float32:
             raise ConfigError(
-                f"The parameter {name} is {str(parameter.dtype).removeprefix('torch.')}; mixed precision needs FP32 "
-                "parameters (autocast casts copies of them): leave out .half() and .bfloat16() on the model."
+                f"The parameter {name} is {str(parameter.dtype).removeprefix('torch.')}; mixed "
+                "precision needs FP32 "
+                "parameters (autocast casts copies of them): leave out .half() and .bfloat16() on "
+                "the model."
             )
 
 

@@ -169,7 +169,8 @@ def load_weights(model: nn.Module, start: StartWeights, classes: tuple[str, ...]
     body = {name for name in own if name.rpartition(".")[0] != head}
     if len(body & taken.keys()) * 2 < len(body):
         raise ConfigError(
-            f"{start.source} fits {len(body & taken.keys())} of the {len(body)} tensors of this model: "
+            f"{start.source} fits {len(body & taken.keys())} of the {len(body)} tensors of this "
+            "model: "
             f"it is of another one. It has {', '.join(list(given)[:3])}, …; the model has "
             f"{', '.join(list(own)[:3])}, …"
         )
@@ -231,6 +232,7 @@ def size_advice(task: Dataset, start: StartWeights) -> list[str]:
     if wanted is None or wanted == size:
         return []
     return [
-        f"These weights were trained with images of {wanted}×{wanted} pixels, and these have {size}×"
+        f"These weights were trained with images of {wanted}×{wanted} pixels, and these have "
+        f"{size}×"
         f"{size}; --image-size {wanted} is what they are used to."
     ]

@@ -68,7 +68,8 @@ def train(config: TrainConfig) -> int:
                     error
                 ):  # raised wherever the loop is, by torch's handler of SIGCHLD
                     raise TrainingError(
-                        f"A loader worker died or hangs ({error}). If memory ran out, lower --workers or --prefetch."
+                        f"A loader worker died or hangs ({error}). If memory ran out, lower "
+                        "--workers or --prefetch."
                     ) from error
                 raise
         processes.close()
@@ -199,7 +200,8 @@ class Trainer:
             finish(self.config, self.order, self.state, broken, self.log)
         if self.saved_step < self.total_steps:
             raise CheckpointError(
-                f"Trained to the end, but the last checkpoint of this run is of step {self.saved_step}: the ones after "
+                "Trained to the end, but the last checkpoint of this run is of step "
+                f"{self.saved_step}: the ones after "
                 "could not be written, see above. Mend that, and run the same command again."
             )
         return True
@@ -270,7 +272,8 @@ class Trainer:
         progress.consecutive_skips += 1
         progress.epoch_skips += 1
         self.log.message(
-            f"Step {progress.step} skipped: the gradient of {outcome.nonfinite_parameter} is not finite; "
+            f"Step {progress.step} skipped: the gradient of {outcome.nonfinite_parameter} is not "
+            "finite; "
             f"loss scale {outcome.scale_before:g} → {outcome.scale_after:g}."
         )
         self._stop_on_collapse(outcome)
@@ -284,12 +287,17 @@ class Trainer:
             self.state.precision,
         )
         if precision.has_scaler and outcome.scale_after < limits.min_scale:
-            why = f"the loss scale fell to {outcome.scale_after:g}, below --min-scale {limits.min_scale:g}"
+            why = (
+                f"the loss scale fell to {outcome.scale_after:g}, "
+                f"below --min-scale {limits.min_scale:g}"
+            )
         elif progress.consecutive_skips >= limits.max_consecutive_skips:
-            why = f"{progress.consecutive_skips} steps in a row were skipped (--max-consecutive-skips)"
+            skips = progress.consecutive_skips
+            why = f"{skips} steps in a row were skipped (--max-consecutive-skips)"
         else:
             return
-        self.state.guard.undo()  # the next step, within which this may be, has already run its forward pass
+        # The next step, within which this may be, has already run its forward pass.
+        self.state.guard.undo()
         cause = diagnose(
             self.state.model, precision, self.judged_images, outcome.nonfinite_parameter
         )
@@ -308,7 +316,8 @@ class Trainer:
         if frequent and self.state.precision.has_scaler and not self.advised:
             self.advised = True
             self.log.message(
-                f"{record.skips} of {steps} steps were skipped. If the next run starts so too, give it a lower loss "
+                f"{record.skips} of {steps} steps were skipped. If the next run starts so too, "
+                "give it a lower loss "
                 "scale: --init-scale 16384 (2**14) or 4096 (2**12)."
             )
 
@@ -344,9 +353,11 @@ class Trainer:
         progress.loss = loss
         if not math.isfinite(loss):  # and nothing is saved of it
             raise TrainingError(
-                f"Stopped at step {progress.step}: the validation loss is {loss}, so a weight or an activation is not "
+                f"Stopped at step {progress.step}: the validation loss is {loss}, so a weight or "
+                "an activation is not "
                 "finite. The checkpoints are from before. Continue from them with "
-                f"--name {self.config.run_dir.name} and a lower --lr, --clip-norm 1 or another --precision."
+                f"--name {self.config.run_dir.name} and a lower --lr, --clip-norm 1 or another "
+                "--precision."
             )
         self.log.epoch(
             EpochRecord(
@@ -382,10 +393,12 @@ class Trainer:
         self._close_window()
         if not self.save():
             raise TrainingError(
-                "Stopped as asked, but this step's checkpoint could not be written. The one before is there."
+                "Stopped as asked, but this step's checkpoint could not be written. The one before "
+                "is there."
             )
         self.log.message(
-            f"Stopped as asked at step {self.state.progress.step}. The same command continues from there."
+            f"Stopped as asked at step {self.state.progress.step}. The same command continues from "
+            "there."
         )
         return False
 

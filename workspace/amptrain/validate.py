@@ -26,9 +26,9 @@ def validate(
     """(mean loss, accuracy) over the images of all processes, each counted once; None if asked to
     stop.
 
-    Under the same autocast as training: in FP32 it would be slow, and measure another model. `max_batches`
-    is the number of batches of the process that has the most; all ask for a stop that often, so
-    that none waits for an answer alone. Sums are FP64, on the device until the end.
+    Under the same autocast as training: in FP32 it would be slow, and measure another model.
+    `max_batches` is the number of batches of the process that has the most; all ask for a stop that
+    often, so that none waits for an answer alone. Sums are FP64, on the device until the end.
     """
     model.eval()
     totals = torch.zeros(3, dtype=torch.float64, device=processes.device)

@@ -38,7 +38,8 @@ def verify_resume(config: TrainConfig) -> int:
     steps = config.optim.max_steps or STEPS
     if steps < FEWEST_STEPS:
         raise ConfigError(
-            f"--max-steps {steps} leaves nothing to continue; verify-resume needs {FEWEST_STEPS} or more."
+            f"--max-steps {steps} leaves nothing to continue; verify-resume needs {FEWEST_STEPS} "
+            "or more."
         )
     folder = config.run.runs / f"verify-resume-{os.getpid()}"
     run = dataclasses.replace(
@@ -49,7 +50,8 @@ def verify_resume(config: TrainConfig) -> int:
     )
     folder.mkdir(parents=True)
     print(
-        f"verify-resume: {steps} steps without a stop, then the same with {KILLS} kills, in {folder}",
+        f"verify-resume: {steps} steps without a stop, then the same with {KILLS} kills, in "
+        f"{folder}",
         flush=True,
     )
     whole, killed = named(config, "whole"), named(config, "killed")

@@ -14,8 +14,8 @@ c.ServerApp.root_dir = "/workspace"
 c.ServerApp.quit_button = False  # it would stop the container
 c.ServerApp.allow_remote_access = True  # the Host header is the published address, not ours
 c.ServerApp.terminado_settings = {"shell_command": ["/bin/bash", "-l"]}
-# Sockets in the user's runtime folder: only they can talk to their kernels (TCP ports are open to every
-# user in here).
+# Sockets in the user's runtime folder: only they can talk to their kernels (TCP ports are open to
+# every user in here).
 c.KernelManager.transport = "ipc"
 c.ServerApp.websocket_ping_interval = (
     30000  # ms; the server's own default for the timeout is longer than the interval

@@ -56,13 +56,15 @@ def check_changes(saved: dict[str, Plain], now: dict[str, Plain]) -> list[str]:
     refused = [texts[name] for name in changed if name in NEED_NEW_RUN]
     if refused:
         raise ConfigError(
-            f"This run was started with other settings: {', '.join(refused)}. It cannot continue with these; give the "
+            f"This run was started with other settings: {', '.join(refused)}. It cannot continue "
+            "with these; give the "
             "old ones, or another --name for a new run."
         )
     if not changed:
         return []
     return [
-        f"Changed since the checkpoint: {', '.join(texts.values())}. From here on this is another run than before."
+        f"Changed since the checkpoint: {', '.join(texts.values())}. From here on this is another "
+        "run than before."
     ]
 
 
@@ -73,12 +75,16 @@ def check_world_size(saved: int, now: int, *, saved_steps: int, steps: int) -> l
         return []
     if saved_steps != steps:
         raise ConfigError(
-            f"The checkpoint is of {saved} processes. With {now} an epoch has {steps} steps in place of {saved_steps}, "
-            f"as its last images are too few for {now}. Continue with {saved} processes, or start a run with --name."
+            f"The checkpoint is of {saved} processes. With {now} an epoch has {steps} steps in "
+            f"place of {saved_steps}, "
+            f"as its last images are too few for {now}. Continue with {saved} processes, or start "
+            "a run with --name."
         )
     return [
-        f"The checkpoint is of {saved} processes, now there are {now}. Each step takes the same images as before, so "
-        "the result is the same up to rounding; but BatchNorm's statistics and dropout are taken in each process."
+        f"The checkpoint is of {saved} processes, now there are {now}. Each step takes the same "
+        "images as before, so "
+        "the result is the same up to rounding; but BatchNorm's statistics and dropout are taken "
+        "in each process."
     ]
 
 

@@ -144,7 +144,8 @@ class TrainState:
             self.precision.load_state_dict(state["scaler"])
         else:
             messages.append(
-                f"The precision changes from {state['precision']} to {self.precision.describe()}. From here on this is "
+                f"The precision changes from {state['precision']} to {self.precision.describe()}. "
+                "From here on this is "
                 "another run than before."
             )
         self.progress = Progress(**state["progress"])

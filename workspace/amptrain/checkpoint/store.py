@@ -66,7 +66,8 @@ class CheckpointStore:
         except OSError as error:
             self._remove_half_written()
             raise CheckpointError(
-                f"The checkpoint {path} could not be written: {error.strerror or error}. The checkpoints from before "
+                f"The checkpoint {path} could not be written: {error.strerror or error}. The "
+                "checkpoints from before "
                 "are untouched. Make room on that disk, or let it be written to."
             ) from error
         return path
@@ -100,7 +101,8 @@ class CheckpointStore:
                 state = read(path)
             except PermissionError as error:
                 raise CheckpointError(
-                    f"The checkpoint {path} may not be read by uid {os.getuid()}; it is of uid {path.stat().st_uid}. "
+                    f"The checkpoint {path} may not be read by uid {os.getuid()}; it is of uid "
+                    f"{path.stat().st_uid}. "
                     "Run as its owner, or change the file's owner or mode."
                 ) from error
             except Unusable as error:
@@ -113,7 +115,8 @@ class CheckpointStore:
             )
         if passed_over:
             raise CheckpointError(
-                f"{' '.join(passed_over)} No other is left in {self.directory}. Put a copy there, or start anew with "
+                f"{' '.join(passed_over)} No other is left in {self.directory}. Put a copy there, "
+                "or start anew with "
                 "another --name."
             )
         return None

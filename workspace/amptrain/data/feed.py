@@ -133,7 +133,8 @@ class Feed:
         ):
             raise TrainingError(
                 f"Of the {images} images {len(self.broken)} could not be read, which is more than "
-                f"{MAX_BROKEN:.0%}; broken.txt in the run directory names them. The disk or the path is "
+                f"{MAX_BROKEN:.0%}; broken.txt in the run directory names them. The disk or the "
+                "path is "
                 "at fault rather than single files. Mend that, and run the same command again."
             )
 

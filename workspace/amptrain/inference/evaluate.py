@@ -113,7 +113,8 @@ def require_same_classes(info: ModelInfo, task: Dataset) -> None:
     only_data = sorted(set(task.classes) - set(info.classes))
     only_model = sorted(set(info.classes) - set(task.classes))
     raise ConfigError(
-        f"The model knows {len(info.classes)} classes and {task.name} has {len(task.classes)}. Only in "
+        f"The model knows {len(info.classes)} classes and {task.name} has {len(task.classes)}. "
+        "Only in "
         f"the data: {', '.join(only_data[:5]) or 'none'}; only in the model: "
         f"{', '.join(only_model[:5]) or 'none'}."
     )

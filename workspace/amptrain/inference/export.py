@@ -57,7 +57,8 @@ def main(arguments: Sequence[str]) -> int:
     print(f"{path}: {described(info)}")
     print(
         f"Written: {out}. Run on 1 and on 3 images its outputs are those of the model, up to "
-        f"{largest:.1e} of the largest. It takes float32 of (n, {', '.join(map(str, info.shape))}), "
+        f"{largest:.1e} of the largest. It takes float32 of (n, "
+        f"{', '.join(map(str, info.shape))}), "
         f"normalised; classes, mean and std are in its metadata, under `amptrain`."
     )
     return 0

@@ -20,20 +20,28 @@ def diagnose(model: nn.Module, precision: Precision, images: Tensor, parameter: 
     """
     bad = (~torch.isfinite(images)).sum().item()
     if bad:
-        return f"The input is not finite: {bad} of {images.numel()} values of the batch. Look at the data."
+        return (
+            f"The input is not finite: {bad} of {images.numel()} values of the batch. "
+            "Look at the data."
+        )
     for name, weight in [*model.named_parameters(), *model.named_buffers()]:
         if not torch.isfinite(weight).all():
-            return f"The weight {name} is not finite. Continue from an older checkpoint, with a lower --lr."
+            return (
+                f"The weight {name} is not finite. "
+                "Continue from an older checkpoint, with a lower --lr."
+            )
     with _first_nonfinite(model) as found, precision.autocast():
         model.forward(images)  # not model(...): a compiled model would not call the hooks
     if found:
         limit = torch.finfo(precision.dtype or torch.float32).max
         return (
-            f"The activation of layer {found[0]} is not finite: it exceeds {limit:.3g}, the largest number of "
+            f"The activation of layer {found[0]} is not finite: it exceeds {limit:.3g}, the "
+            "largest number of "
             f"{precision.name}. Use --precision bf16 or fp32, or a lower --lr."
         )
     return (
-        f"Input, weights and activations are finite; the gradient of {parameter} is not. Use a lower --lr or "
+        f"Input, weights and activations are finite; the gradient of {parameter} is not. Use a "
+        "lower --lr or "
         "--clip-norm 1, or --precision bf16 or fp32."
     )
 

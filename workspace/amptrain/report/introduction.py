@@ -18,11 +18,15 @@ def introduction(
     steps = min(total, config.optim.max_steps or total)
     part = order.micro_batch // world
     return [
-        f"Run {config.run_dir}: {config.model_name} on {config.data.data}, {len(task.train)} images to train on, "
-        f"{len(task.validation)} to validate with; {steps} steps, {order.steps_per_epoch} an epoch.",
-        f"Precision {state.precision.describe()}; device {device}, {torch.get_num_threads()} threads, "
+        f"Run {config.run_dir}: {config.model_name} on {config.data.data}, {len(task.train)} "
+        "images to train on, "
+        f"{len(task.validation)} to validate with; {steps} steps, {order.steps_per_epoch} an "
+        "epoch.",
+        f"Precision {state.precision.describe()}; device {device}, {torch.get_num_threads()} "
+        "threads, "
         f"{workers} loader workers in each process.",
-        f"A step takes {config.optim.batch_size} images: {world} processes × {config.optim.accumulate} "
+        f"A step takes {config.optim.batch_size} images: {world} processes × "
+        f"{config.optim.accumulate} "
         f"micro-batches × {part} images.",
         rates(config),
         *slow_on_cpu(config.precision.precision, state.precision, device),
@@ -44,10 +48,12 @@ def slow_on_cpu(asked: str, precision: Precision, device: torch.device) -> list[
     better = "bf16" if has_bf16(device) else "fp32"
     if asked == "auto":
         return [
-            "This CPU has no bf16 (that takes AVX-512), and emulates it slowly: --precision auto is fp32 here."
+            "This CPU has no bf16 (that takes AVX-512), and emulates it slowly: --precision auto "
+            "is fp32 here."
         ]
     if precision.dtype is None:
         return []
     return [
-        f"{precision.name} on this CPU is for trying it out: it is emulated, and very slow. {better} is not."
+        f"{precision.name} on this CPU is for trying it out: it is emulated, and very slow. "
+        f"{better} is not."
     ]

@@ -156,7 +156,8 @@ class RunLog:
 
     def _start_bar(self, completed: int) -> None:
         columns = (
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("steps, elapsed"),
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+            TextColumn("steps, elapsed"),
             TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
         )  # fmt: skip
         self.bar = Progress(*columns, console=Console(file=sys.stdout), refresh_per_second=4)
@@ -195,7 +196,8 @@ class RunLog:
         except OSError as error:
             if not self.failing:
                 self.message(
-                    f"The metrics of this run cannot be written: {error}. Training goes on without them."
+                    f"The metrics of this run cannot be written: {error}. Training goes on without "
+                    "them."
                 )
             self.failing = True
 
@@ -219,7 +221,8 @@ def window_line(window: Window, total_steps: int) -> str:
     parts = [
         f"step {window.step:>{len(str(total_steps))}}/{total_steps}  epoch {window.epoch}",
         f"  loss {window.loss:.4f}  lr {window.lr:.2e}  scale {window.scale:g}{skips}",
-        f"  {window.images_per_s:.0f} images/s ({window.images_per_s_compute:.0f} without waiting for data)",
+        f"  {window.images_per_s:.0f} images/s ({window.images_per_s_compute:.0f} without waiting "
+        "for data)",
         f"  data wait {window.data_wait_share:.0%}",
     ]
     if window.memory_reserved:
@@ -233,7 +236,8 @@ def window_line(window: Window, total_steps: int) -> str:
 def epoch_line(record: EpochRecord) -> str:
     """The one line of an epoch, for people."""
     return (
-        f"epoch {record.epoch} done: validation loss {record.val_loss:.4f}, accuracy {record.val_accuracy:.2%}, "
+        f"epoch {record.epoch} done: validation loss {record.val_loss:.4f}, accuracy "
+        f"{record.val_accuracy:.2%}, "
         f"skipped steps {record.skips}, {record.seconds:.1f} s since the start"
     )
 

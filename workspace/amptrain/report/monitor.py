@@ -205,7 +205,8 @@ class Monitor:
             return
         self.warned = True
         self.say(
-            f"The GPU was busy only {mean:.0f} % of the time lately. {cause(self.settings, sum(waits) / len(waits))}"
+            f"The GPU was busy only {mean:.0f} % of the time lately. "
+            f"{cause(self.settings, sum(waits) / len(waits))}"
         )
 
     def _run(self) -> None:
@@ -218,14 +219,21 @@ def cause(settings: Settings, waited: float) -> str:
     waiting for data."""
     if waited >= WAITING:
         found = (
-            f"Training waited for data {waited:.0%} of the time, with {settings.workers} loader workers in each "
+            f"Training waited for data {waited:.0%} of the time, with {settings.workers} loader "
+            "workers in each "
             f"process and a quota of {settings.cpus} CPUs."
         )
         if settings.workers < settings.cpus:
             return f"{found} Try --workers {settings.cpus}."
-        return f"{found} Give the container more CPUs and raise --workers, or try --prefetch 4 or smaller image files."
+        return (
+            f"{found} Give the container more CPUs and raise --workers, "
+            "or try --prefetch 4 or smaller image files."
+        )
     if settings.fp16 and not settings.fused:
-        return "The host waits for the device at each step, as the loss scale of an unfused optimizer asks. Try --fused."
+        return (
+            "The host waits for the device at each step, "
+            "as the loss scale of an unfused optimizer asks. Try --fused."
+        )
     if settings.log_every < 10:
         return (
             f"The host waits for the device at each log line, every {settings.log_every} steps. "
@@ -233,7 +241,8 @@ def cause(settings: Settings, waited: float) -> str:
         )
     more = "" if settings.compile else ", or --compile, which starts fewer and larger kernels"
     return (
-        f"Data was there in time ({waited:.0%} waiting), so a step gives the GPU too little work: the batch is small. "
+        f"Data was there in time ({waited:.0%} waiting), so a step gives the GPU too little work: "
+        "the batch is small. "
         f"Try --batch-size {2 * settings.batch_size}{more}."
     )
 

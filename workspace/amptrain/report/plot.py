@@ -193,7 +193,8 @@ def plot_runs(run_dirs: Sequence[Path], out: Path | None = None) -> Path:
     for run in runs:
         if not run.windows:
             raise ConfigError(
-                f"The run {run.name} has no readable line yet in its metrics.jsonl; wait a moment, or add --follow."
+                f"The run {run.name} has no readable line yet in its metrics.jsonl; wait a moment, "
+                "or add --follow."
             )
     path = out or (run_dirs[0] if len(runs) == 1 else run_dirs[0].parent) / "plot.png"
     aside = path.with_name(

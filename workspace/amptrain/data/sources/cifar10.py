@@ -25,8 +25,10 @@ def open(argument: str, config: DataConfig, seed: int) -> Dataset:
             )
         except FileNotFoundError:
             raise ConfigError(
-                f"{folder / name} is missing; cifar10 needs the folder cifar-10-batches-py with the Python version of "
-                "CIFAR-10 in --data-dir. torchvision.datasets.CIFAR10(root, download=True) makes it."
+                f"{folder / name} is missing; cifar10 needs the folder cifar-10-batches-py with "
+                "the Python version of "
+                "CIFAR-10 in --data-dir. torchvision.datasets.CIFAR10(root, download=True) makes "
+                "it."
             ) from None
         except (
             OSError,

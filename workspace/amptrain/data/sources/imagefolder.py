@@ -54,7 +54,8 @@ def _parts(root: Path, seen: Seen) -> tuple[Path, Path | None]:
     if not root.is_dir():
         what = "is not a folder" if root.exists() else "is missing"
         raise ConfigError(
-            f"The folder {root} {what}; imagefolder needs {root}/train/CLASS/ and {root}/val/CLASS/, or "
+            f"The folder {root} {what}; imagefolder needs {root}/train/CLASS/ and "
+            f"{root}/val/CLASS/, or "
             f"{root}/CLASS/."
         )
     below = subfolders(root, seen)
