@@ -91,14 +91,17 @@ def key_sources(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     value = credential(environment, "SSH_PUBLIC_KEY")
     if value is not None:
         yield environment.get("SSH_PUBLIC_KEY_FILE", "SSH_PUBLIC_KEY"), value
-    points = mounts()
-    files = [
-        path for path in MOUNTED if path in points or (path.parent in points and path.exists())
-    ]
+    files = mounted_files()
     if SECRET.exists() and "SSH_PUBLIC_KEY_FILE" not in environment:
         files.append(SECRET)
     for file in files:
         yield str(file), read_secret(file, "The mount")
+
+
+def mounted_files() -> list[Path]:
+    """The authorized_keys files that the operator mounted, or whose folder they mounted."""
+    points = mounts()
+    return [path for path in MOUNTED if path in points or (path.parent in points and path.exists())]
 
 
 def checked(text: str, source: str, rules: KeyRules) -> list[str]:

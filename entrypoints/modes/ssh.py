@@ -7,7 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from entrypoints.accounts import set_password
-from entrypoints.authorized_keys import key_lines, operator_keys, refusal, sshd_rules
+from entrypoints.authorized_keys import (
+    key_lines,
+    mounted_files,
+    operator_keys,
+    refusal,
+    sshd_rules,
+)
 from entrypoints.credentials import new_password
 from entrypoints.errors import EntrypointError, say, warn
 from entrypoints.identity import NAME, Identity
@@ -119,6 +125,8 @@ def has_own_keys(identity: Identity) -> bool:
     What sshd will refuse is told here, not at the login: with a key, passwords are off.
     """
     file = identity.home / ".ssh/authorized_keys"
+    if file in mounted_files():
+        return False  # those are the operator's; our copy of them has the right owner and mode
     try:
         lines = list(key_lines(file.read_text()))
         strict = strict_modes_refusal(file, identity) if lines else None
