@@ -141,6 +141,14 @@ IN_A_RUNNING_SERVICE = {
     "docker compose exec jupyter doctor": r"doctor: ",
     "docker compose restart": r"Started",
 }
+# In a terminal of a container, one after the other: what each must print.
+PHOTOS = {
+    "amptrain train --data imagefolder:photos --model resnet18 --weights DEFAULT --epochs 5 "
+    "--name photos": r"the head \(fc\.weight, fc\.bias\) is new",
+    "amptrain evaluate photos --data imagefolder:photos": r"dog",
+    "amptrain predict photos new/": r"(?m)^new/1\.jpg,dog,",
+    "amptrain export photos --format torch": r"best\.pt2",
+}
 OWN_SCRIPT = (
     "docker run --rm --gpus all --shm-size 8g -v ./code:/workspace pytorch-cuda:v2.6 "
     "python train.py"
@@ -151,7 +159,7 @@ ELSEWHERE = {
     "JUPYTER_PORT=8889 docker compose up jupyter": (
         "tests/container/test_compose.py, with a port of its own"
     ),
-    "torchrun --nproc-per-node=4 train_amp.py": "tests/training, with two processes",
+    "torchrun --standalone --nproc-per-node=4 train_amp.py": "tests/training, with two processes",
     "amptrain check": "tests/training/check/test_command.py",
     "amptrain check train.py": "tests/training/check/test_command.py",
     "amptrain verify-resume": "tests/training/test_resume.py",
@@ -160,6 +168,7 @@ ELSEWHERE = {
     'sudo chown -R "$(id -u):$(id -g)" workspace': (
         "changes the reader's own files; the cause is in test_bad_input.py"
     ),
+    **dict.fromkeys(PHOTOS, "below, with weights from a file where there is no internet"),
     OWN_SCRIPT: "below, without a GPU where there is none",
 }
 
@@ -203,6 +212,33 @@ def test_own_script_runs_from_the_host_s_folder(copy: Copy) -> None:
     (code / "train.py").write_text("import torch\nprint('trained', torch.ones(1).sum().item())\n")
     gpu = os.environ.get("REQUIRE_GPU") == "1"
     assert "trained 1.0" in copy.run(OWN_SCRIPT if gpu else OWN_SCRIPT.replace("--gpus all ", ""))
+
+
+MAKE_PHOTOS = """
+import numpy, torch, torchvision
+from pathlib import Path
+from PIL import Image
+for channel, name in enumerate(("cat", "dog")):
+    pixels = numpy.zeros((40, 60, 3), numpy.uint8)
+    pixels[..., channel] = 200
+    for folder, count in ((f"photos/{name}", 10), ("new", channel + 1)):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        for number in range(count):
+            Image.fromarray(pixels).save(f"{folder}/{number}.jpg")
+Path("photos/.ipynb_checkpoints").mkdir()
+torch.save(torchvision.models.resnet18().state_dict(), "DEFAULT.pth")
+"""
+
+
+def test_own_photos_are_trained_judged_told_and_exported(copy: Copy) -> None:
+    """Smaller and shorter than the README says, for a CPU; its weights come from a file."""
+    run = "docker compose run --rm --no-TTY jupyter"
+    (copy.folder / "workspace/make_photos.py").write_text(MAKE_PHOTOS)
+    copy.run(f"{run} python make_photos.py")
+    for command, pattern in PHOTOS.items():
+        smaller = command.replace("DEFAULT --epochs 5", "DEFAULT.pth --epochs 1 --image-size 32")
+        printed = copy.run(f"{run} {smaller}")
+        assert re.search(pattern, printed), printed
 
 
 @pytest.mark.parametrize("readme", READMES)

@@ -57,6 +57,17 @@ def test_a_run_leaves_its_judged_weights_with_all_one_has_to_know(run: Path) -> 
         assert torch.equal(tensor, newest.state["ema"][name])  # type: ignore[index]
 
 
+def test_a_run_is_found_by_its_name_beside_a_folder_of_that_name(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`amptrain evaluate photos`, where the images lie in photos/ and the run in runs/photos/."""
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/photos").symlink_to(run)
+    monkeypatch.chdir(tmp_path)
+    assert find_model(Path("photos")) == Path("runs/photos") / BEST
+
+
 def test_the_best_epoch_is_kept_beside_the_newest(run: Path) -> None:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     epochs = [line for line in lines if line["kind"] == "epoch"]

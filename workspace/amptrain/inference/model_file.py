@@ -79,12 +79,12 @@ def find_model(place: Path) -> Path:
     In a run directory that is the model of the best epoch, or else the last. Raises ConfigError.
     """
     place = place.expanduser()
-    for folder in (place, Path("runs") / place):
-        if folder.is_file():
-            return folder
-        for name in (BEST, LAST):
-            if (folder / name).is_file():
-                return folder / name
+    places = (place, Path("runs") / place)  # a folder of images may have the run's name
+    for folder in places:
+        for path in (folder, folder / BEST, folder / LAST):
+            if path.is_file():
+                return path
+    for folder in reversed(places):
         if folder.is_dir():
             raise ConfigError(
                 f"{folder} has no {BEST} and no {LAST} yet. `amptrain train` writes them at the "

@@ -18,19 +18,23 @@ def introduction(
     steps = min(total, config.optim.max_steps or total)
     part = order.micro_batch // world
     return [
-        f"Run {config.run_dir}: {config.model_name} on {config.data.data}, {len(task.train)} "
-        "images to train on, "
-        f"{len(task.validation)} to validate with; {steps} steps, {order.steps_per_epoch} an "
-        "epoch.",
-        f"Precision {state.precision.describe()}; device {device}, {torch.get_num_threads()} "
-        "threads, "
-        f"{workers} loader workers in each process.",
-        f"A step takes {config.optim.batch_size} images: {world} processes × "
-        f"{config.optim.accumulate} "
-        f"micro-batches × {part} images.",
+        f"Run {config.run_dir}: {config.model_name} on {config.data.data}, "
+        f"{len(task.train)} images to train on, {len(task.validation)} to validate with; "
+        f"{steps} steps, {order.steps_per_epoch} an epoch.",
+        f"Precision {state.precision.describe()}; device {device}, "
+        f"{counted(torch.get_num_threads(), 'thread')}, "
+        f"{counted(workers, 'loader worker')} in each process.",
+        f"A step takes {config.optim.batch_size} images: {counted(world, 'process')} × "
+        f"{counted(config.optim.accumulate, 'micro-batch')} × {part} images.",
         rates(config),
         *slow_on_cpu(config.precision.precision, state.precision, device),
     ]
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 process`, `2 processes`."""
+    plural = "es" if noun.endswith(("s", "ch")) else "s"
+    return f"{count} {noun}{'' if count == 1 else plural}"
 
 
 def rates(config: TrainConfig) -> str:

@@ -9,6 +9,7 @@ import torchvision
 import yaml
 
 from amptrain.checkpoint.state import TrainState
+from amptrain.checkpoint.store import damage
 from amptrain.config import TrainConfig, flatten
 from amptrain.data.order import Order
 from amptrain.errors import ConfigError
@@ -86,8 +87,9 @@ def finished(config: TrainConfig, device: torch.device) -> list[str]:
         before = yaml.safe_load((directory / "config.yaml").read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
         return []
-    if not any((directory / "checkpoints").glob("step-*.pt")):
-        return []
+    newest = max((directory / "checkpoints").glob("step-*.pt"), default=None)
+    if newest is None or damage(newest) is not None:
+        return []  # what can be told of that is told where checkpoints are read
     now = {
         **flatten(with_learning_rates(config)),
         "precision": precision_name(config.precision.precision, device),
