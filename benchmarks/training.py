@@ -2,7 +2,7 @@
 runs, in the image.
 
     python3 -m benchmarks.training [--repeats 3] [--gpus] [-- --data fake:2048 --model resnet50
-    --batch-size 128]
+    --global-batch-size 128]
 
 What stands behind `--` goes to `amptrain train`; by default it is digits, 46 steps. `--gpus` takes
 the host's GPUs, and then TF32 is among the precisions. Data loading is part of what is measured, as

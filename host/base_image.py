@@ -1,8 +1,7 @@
 """Have the base image: pull it, or where no registry can be reached make an equivalent one from the
 Debian mirror.
 
-python3 -m host.base_image       prints nothing; afterwards `docker image inspect
-debian:trixie-slim` works
+python3 -m host.base_image       afterwards `docker image inspect debian:trixie-slim` works
 """
 
 import shutil

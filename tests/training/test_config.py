@@ -19,8 +19,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"data": "digits:8"}, "it needs to be digits."),
     ({"data": "imagefoldr:pets"}, "Do you mean imagefolder?"),
     ({"val_fraction": 1.0}, "--val-fraction is 1.0"),
-    ({"batch_size": 0}, "--batch-size is 0; it needs to be at least 1."),
-    ({"batch_size": 10, "accumulate": 3}, "cannot be split into --accumulate 3"),
+    ({"batch_size": 0}, "--global-batch-size is 0; it needs to be at least 1."),
+    ({"batch_size": 10, "accumulate": 3}, "cannot be split into --grad-accum-steps 3"),
     ({"epochs": 0}, "--epochs is 0"),
     ({"max_steps": 0}, "--max-steps is 0"),
     ({"lr": 0.0}, "--lr is 0.0"),
@@ -28,7 +28,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"weight_decay": -1.0}, "--weight-decay is -1.0"),
     ({"warmup_epochs": -1.0}, "--warmup-epochs is -1.0"),
     ({"label_smoothing": 1.0}, "--label-smoothing is 1.0"),
-    ({"clip_norm": 0.0}, "--clip-norm is 0.0"),
+    ({"clip_norm": 0.0}, "--max-grad-norm is 0.0"),
     ({"ema_decay": 1.0}, "--ema-decay is 1.0"),
     ({"init_scale": 0.0}, "--init-scale is 0.0"),
     ({"growth_factor": 1.0}, "--growth-factor is 1.0"),
@@ -44,12 +44,12 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"lr": math.inf}, "--lr is inf; it needs to be a finite number."),
     ({"warmup_epochs": math.inf}, "--warmup-epochs is inf; it needs to be a finite number."),
     ({"init_scale": math.nan}, "--init-scale is nan; it needs to be a finite number."),
-    ({"workers": -1}, "--workers is -1"),
-    ({"prefetch": 0}, "--prefetch is 0"),
+    ({"workers": -1}, "--num-workers is -1"),
+    ({"prefetch": 0}, "--prefetch-factor is 0"),
     ({"image_size": 4}, "--image-size is 4"),
     ({"log_every": 0}, "--log-every is 0"),
     ({"save_every": 0}, "--save-every is 0"),
-    ({"keep": 1}, "--keep is 1; keep at least 2"),
+    ({"keep": 1}, "--keep-checkpoints is 1; keep at least 2"),
     ({"seed": -1}, "--seed is -1"),
     ({"name": "a/b"}, "without a slash"),
     ({"name": ".."}, "the name of one directory"),
@@ -179,3 +179,28 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == main(["--help"]) == 0
     text = capsys.readouterr().out
     assert all(f"  {command}  " in text for command in ("train", "plot", "verify-resume"))
+
+
+def test_a_setting_may_be_called_by_its_old_name() -> None:
+    """In flags, in files and in runs from before; for one release."""
+    old = "--accumulate 2 --batch-size=32 --clip-norm 1 --keep 3 --prefetch 4 --workers 1"
+    new = (
+        "--grad-accum-steps 2 --global-batch-size=32 --max-grad-norm 1 --keep-checkpoints 3 "
+        "--prefetch-factor 4 --num-workers 1"
+    )
+    assert parse_config(old.split(), "x") == parse_config(new.split(), "x")
+    assert from_flat({"batch_size": 32}) == from_flat({"global_batch_size": 32})
+
+
+def test_a_typo_in_a_file_gets_the_nearest_name(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("num_worker: 2\n")
+    with pytest.raises(ConfigError, match=rf"{file}: There is no setting num_worker; perhaps you"):
+        load_yaml(file)
+
+
+def test_the_last_file_wins(tmp_path: Path) -> None:
+    for epochs in (3, 4):
+        (tmp_path / f"{epochs}.yaml").write_text(f"epochs: {epochs}\n")
+    flags = [f"--config={tmp_path}/3.yaml", "--config", f"{tmp_path}/4.yaml"]
+    assert parse_config(flags, "x").optim.epochs == 4

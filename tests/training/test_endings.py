@@ -73,7 +73,9 @@ def test_memory_that_runs_out_is_told_with_what_to_set(
 ) -> None:
     """By a real allocation of 8 EiB, which torch's allocator for the CPU refuses."""
     monkeypatch.setattr("amptrain.train.backward", lambda *_, **__: torch.empty(2**60).double())
-    with pytest.raises(TrainingError, match=r"Out of memory: .*--accumulate 2 gives the same step"):
+    with pytest.raises(
+        TrainingError, match=r"Out of memory: .*--grad-accum-steps 2 gives the same step"
+    ):
         train(make_config())
 
 

@@ -101,7 +101,7 @@ def test_workers_come_from_the_cpus_unless_data_is_in_memory(digits: Dataset) ->
     assert choose_workers(None, folder_like(digits), cpus=4, prefetch=2, images=64) == 4
     assert choose_workers(7, digits, cpus=4, prefetch=2, images=64) == 7
     with pytest.raises(
-        ConfigError, match="--workers 65 is more than 16 for each of the 4 CPUs this"
+        ConfigError, match="--num-workers 65 is more than 16 for each of the 4 CPUs this"
     ):
         choose_workers(65, digits, cpus=4, prefetch=2, images=64)
     assert (
@@ -119,12 +119,12 @@ def test_too_little_shared_memory_is_said_before_it_kills(
     monkeypatch.setattr(limits.shutil, "disk_usage", lambda path: usage(64 << 20, 0, 64 << 20))
     with pytest.raises(
         ConfigError,
-        match=r"/dev/shm has 64 MiB free, .* need 221 MiB.*--shm-size=505m .*--workers 1",
+        match=r"/dev/shm has 64 MiB free, .* need 221 MiB.*--shm-size=505m .*--num-workers 1",
     ):
         choose_workers(4, folder_like(digits), cpus=4, prefetch=2, images=64)
     assert choose_workers(None, folder_like(digits), cpus=4, prefetch=2, images=64) == 1
     # Two ranks of one host share it (Deep_Object_Pose#297).
-    with pytest.raises(ConfigError, match=r"need 111 MiB.*--workers 0"):
+    with pytest.raises(ConfigError, match=r"need 111 MiB.*--num-workers 0"):
         choose_workers(1, folder_like(digits), cpus=4, prefetch=2, images=64, local_ranks=2)
 
 

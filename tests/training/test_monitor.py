@@ -15,9 +15,9 @@ from amptrain.config import TrainConfig
 from amptrain.distributed import Processes
 from amptrain.report.log import Window
 from amptrain.report.monitor import (
-    BUSY,
+    IDLE_SAMPLES,
+    MIN_UTILISATION,
     WARM_UP,
-    WHILE,
     Gpu,
     Monitor,
     NotAvailable,
@@ -142,12 +142,12 @@ def test_a_window_has_the_mean_of_its_own_samples() -> None:
 
 def test_an_idle_gpu_is_warned_of_once_and_after_a_while() -> None:
     said: list[str] = []
-    monitor = monitor_of(Nvml({"GPU-b": BUSY - 1}), said)
-    samples(monitor, WARM_UP + WHILE - 1)
+    monitor = monitor_of(Nvml({"GPU-b": MIN_UTILISATION - 1}), said)
+    samples(monitor, WARM_UP + IDLE_SAMPLES - 1)
     monitor.window(window(data_wait_share=0.4))
     assert said == []
     for _ in range(3):
-        samples(monitor, WHILE)
+        samples(monitor, IDLE_SAMPLES)
         monitor.window(window(data_wait_share=0.4))
     assert len(said) == 1
     assert "busy only 59 %" in said[0]
@@ -159,8 +159,8 @@ def test_an_idle_gpu_is_warned_of_once_and_after_a_while() -> None:
 
 def test_a_busy_gpu_is_not_warned_of() -> None:
     said: list[str] = []
-    monitor = monitor_of(Nvml({"GPU-b": BUSY}), said)
-    samples(monitor, WARM_UP + 3 * WHILE)
+    monitor = monitor_of(Nvml({"GPU-b": MIN_UTILISATION}), said)
+    samples(monitor, WARM_UP + 3 * IDLE_SAMPLES)
     monitor.window(window(data_wait_share=0.9))
     assert said == []
 
@@ -169,10 +169,10 @@ def test_a_gpu_that_idles_after_hours_of_work_is_warned_of() -> None:
     """The last while counts, not the mean since the start."""
     nvml, said = Nvml({"GPU-b": 99}), list[str]()
     monitor = monitor_of(nvml, said)
-    samples(monitor, WARM_UP + 100 * WHILE)
+    samples(monitor, WARM_UP + 100 * IDLE_SAMPLES)
     monitor.window(window())
     nvml.gpus["GPU-b"] = 10
-    samples(monitor, WHILE)
+    samples(monitor, IDLE_SAMPLES)
     monitor.window(window())
     assert len(said) == 1
 
@@ -183,9 +183,9 @@ def test_what_happens_in_validation_does_not_count() -> None:
     samples(monitor, WARM_UP)
     nvml.gpus["GPU-b"] = 0
     with monitor.paused(), monitor.paused():
-        samples(monitor, 10 * WHILE)
+        samples(monitor, 10 * IDLE_SAMPLES)
     nvml.gpus["GPU-b"] = 99
-    samples(monitor, WHILE)
+    samples(monitor, IDLE_SAMPLES)
     assert monitor.window(window()).gpu_utilisation == 99
     assert said == []
 
@@ -216,17 +216,21 @@ def test_the_thread_ends_with_the_run() -> None:
 @pytest.mark.parametrize(
     ("changes", "waited", "expected"),
     [
-        ({"workers": 2}, 0.3, ("with 2 loader workers", "quota of 4 CPUs", "Try --workers 4.")),
-        ({"fp16": True, "fused": False}, 0.3, ("Give the container more CPUs", "--prefetch 4")),
+        ({"workers": 2}, 0.3, ("with 2 loader workers", "quota of 4 CPUs", "Try --num-workers 4.")),
+        (
+            {"fp16": True, "fused": False},
+            0.3,
+            ("Give the container more CPUs", "--prefetch-factor 4"),
+        ),
         (
             {"fp16": True, "fused": False},
             0.02,
             ("waits for the device at each step", "Try --fused."),
         ),
-        ({"fused": False}, 0.02, ("the batch is small", "--batch-size 128")),
+        ({"fused": False}, 0.02, ("the batch is small", "--global-batch-size 128")),
         ({"log_every": 1}, 0.02, ("every 1 steps", "Try --log-every 50.")),
-        ({}, 0.02, ("the batch is small", "Try --batch-size 128, or --compile")),
-        ({"compile": True}, 0.02, ("the batch is small", "Try --batch-size 128.")),
+        ({}, 0.02, ("the batch is small", "Try --global-batch-size 128, or --compile")),
+        ({"compile": True}, 0.02, ("the batch is small", "Try --global-batch-size 128.")),
     ],
     ids=str,
 )
@@ -245,7 +249,14 @@ def test_the_flags_exist(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["train", "--help"])
     help_text = capsys.readouterr().out
-    for flag in ("--workers", "--prefetch", "--fused", "--log-every", "--batch-size", "--compile"):
+    for flag in (
+        "--num-workers",
+        "--prefetch-factor",
+        "--fused",
+        "--log-every",
+        "--global-batch-size",
+        "--compile",
+    ):
         assert flag in help_text
 
 

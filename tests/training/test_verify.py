@@ -32,7 +32,16 @@ def command(runs: Path, *flags: str) -> list[str]:
 
 
 def test_runs_kills_resumes_and_compares_hashes(tmp_path: Path) -> None:
-    flags = ["--ema-decay", "0.99", "--accumulate", "2", "--workers", "1", "--max-steps", "24"]
+    flags = [
+        "--ema-decay",
+        "0.99",
+        "--grad-accum-steps",
+        "2",
+        "--num-workers",
+        "1",
+        "--max-steps",
+        "24",
+    ]
     done = subprocess.run(
         command(tmp_path, *flags), capture_output=True, text=True, timeout=300, check=False
     )

@@ -1,2 +1,6 @@
-"""Mixed-precision training done right. Reads in this order: cli, config, train, precision, data,
-model, schedule."""
+"""Mixed-precision training done right.
+
+Reads in this order: cli, config, train, step, precision, optim; then data/, checkpoint/, report/.
+"""
+
+__version__ = "0.2.0"

@@ -3,9 +3,11 @@
 import errno
 import sys
 from collections.abc import Callable, Sequence
+from importlib import metadata
 from pathlib import Path
 
-from amptrain.config import TrainConfig, load_yaml
+from amptrain import __version__
+from amptrain.config import RENAMED, TrainConfig, load_yaml
 from amptrain.errors import ConfigError, TrainingError
 
 USAGE = """\
@@ -88,20 +90,31 @@ def parse_config(arguments: Sequence[str], prog: str) -> TrainConfig:
     ConfigError."""
     import tyro
 
+    arguments = [_today(argument) for argument in arguments]
     path = _config_path(arguments)
     defaults = TrainConfig() if path is None else load_yaml(path)
     options = (tyro.conf.OmitArgPrefixes, tyro.conf.AvoidSubcommands)
-    return tyro.cli(TrainConfig, prog=prog, args=list(arguments), default=defaults, config=options)
+    return tyro.cli(TrainConfig, prog=prog, args=arguments, default=defaults, config=options)
+
+
+def _today(argument: str) -> str:
+    """A flag by the name of today, where it has the one from before."""
+    flag, equals, value = argument.partition("=")
+    name = flag.removeprefix("--").replace("-", "_")
+    if not flag.startswith("--") or name not in RENAMED:
+        return argument
+    return f"--{RENAMED[name].replace('_', '-')}{equals}{value}"
 
 
 def _config_path(arguments: Sequence[str]) -> Path | None:
-    """The file after --config, which has to be read before the flags are: it gives their
+    """The last file given with --config, which has to be read before the flags are: it gives their
     defaults."""
+    path = None
     for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):
         name, equals, value = argument.partition("=")
         if name == "--config":
-            return Path(value if equals else following)
-    return None
+            path = Path(value if equals else following)
+    return path
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -110,6 +123,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else list(arguments)
     if not words or words[0] in {"-h", "--help"}:
         print(USAGE)
+        return 0
+    if words[0] == "--version":
+        print(f"amptrain {__version__}, torch {metadata.version('torch')}")
         return 0
     if words[0] not in COMMANDS:
         print(f"amptrain: there is no command {words[0]!r}.\n\n{USAGE}", file=sys.stderr)

@@ -5,6 +5,7 @@ directory are the same names, without the group in front; so every name is used 
 """
 
 import dataclasses
+import difflib
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,9 +17,18 @@ from amptrain.errors import ConfigError
 from amptrain.files import atomic_write
 
 Plain = bool | int | float | str | None
+RENAMED = {
+    "accumulate": "grad_accum_steps",
+    "batch_size": "global_batch_size",
+    "clip_norm": "max_grad_norm",
+    "keep": "keep_checkpoints",
+    "prefetch": "prefetch_factor",
+    "workers": "num_workers",
+}
+"""Settings by the names they had, which flags, YAML files and older runs may still use."""
 NAMED_IN_RUN = {
-    *("seed", "batch_size", "optimizer", "lr", "momentum", "weight_decay", "warmup_epochs"),
-    *("label_smoothing", "clip_norm", "ema_decay", "head_lr", "freeze", "image_size"),
+    *("seed", "global_batch_size", "optimizer", "lr", "momentum", "weight_decay", "warmup_epochs"),
+    *("label_smoothing", "max_grad_norm", "ema_decay", "head_lr", "freeze", "image_size"),
 }
 """Settings that stand in the default name of a run where they are not the default."""
 
@@ -59,7 +69,7 @@ class RunConfig:
     """Steps in one line of the log."""
     save_every: int | None = None
     """Steps between checkpoints, besides the one at the end of each epoch."""
-    keep: int = 2
+    keep_checkpoints: int = 2
     """Checkpoints kept; at least 2, so that a damaged one has one before it."""
 
     def __post_init__(self) -> None:
@@ -69,8 +79,9 @@ class RunConfig:
             f"--save-every is {self.save_every}; it needs at least 1 step, or leave it out.",
         )
         require(
-            self.keep >= 2,
-            f"--keep is {self.keep}; keep at least 2, the newest may be damaged by a crash.",
+            self.keep_checkpoints >= 2,
+            f"--keep-checkpoints is {self.keep_checkpoints}; keep at least 2, the newest may be "
+            "damaged by a crash.",
         )
         require(
             0 <= self.seed < 2**63, f"--seed is {self.seed}; it needs to be from 0 to 2**63 - 1."
@@ -96,10 +107,10 @@ class DataConfig:
     """Height and width of an image in pixels, for imagefolder and fake."""
     augment: bool = True
     """Random shifts, crops and flips of training images."""
-    workers: int | None = None
+    num_workers: int | None = None
     """Loader processes of each rank; the default comes from the CPU quota, and is 0 for data held
     in memory."""
-    prefetch: int = 2
+    prefetch_factor: int = 2
     """Batches each worker prepares ahead."""
     val_fraction: float | None = None
     """Part of each class held out for validation where the data has none; the default is 0.2."""
@@ -118,10 +129,13 @@ class DataConfig:
             self.image_size >= 8, f"--image-size is {self.image_size}; it needs at least 8 pixels."
         )
         require(
-            self.workers is None or self.workers >= 0,
-            f"--workers is {self.workers}; it needs 0 or more.",
+            self.num_workers is None or self.num_workers >= 0,
+            f"--num-workers is {self.num_workers}; it needs 0 or more.",
         )
-        require(self.prefetch >= 1, f"--prefetch is {self.prefetch}; it needs at least 1 batch.")
+        require(
+            self.prefetch_factor >= 1,
+            f"--prefetch-factor is {self.prefetch_factor}; it needs at least 1 batch.",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,9 +222,9 @@ class OptimConfig:
     """Passes over the training images."""
     max_steps: int | None = None
     """End after this many steps, the learning rate's schedule too."""
-    batch_size: int = 64
+    global_batch_size: int = 64
     """Images in one optimizer step: over all processes and all accumulated micro-batches."""
-    accumulate: int = 1
+    grad_accum_steps: int = 1
     """Micro-batches one step is made of; more need less memory and give the same step."""
     optimizer: Literal["sgd", "adamw"] = "adamw"
     """sgd has Nesterov momentum."""
@@ -229,7 +243,7 @@ class OptimConfig:
     """Epochs in which the learning rate rises from near 0; after them it falls as a cosine to 0."""
     label_smoothing: float = 0.1
     """Share of a label's weight that is spread over all classes."""
-    clip_norm: float | None = None
+    max_grad_norm: float | None = None
     """Largest norm of the true gradient; a larger one is scaled down to it."""
     ema_decay: float | None = None
     """Also keep an exponential moving average of the weights, such as 0.999, and validate with
@@ -237,7 +251,7 @@ class OptimConfig:
 
     def __post_init__(self) -> None:
         require_finite(self)
-        for name in ("epochs", "batch_size", "accumulate"):
+        for name in ("epochs", "global_batch_size", "grad_accum_steps"):
             value = getattr(self, name)
             require(
                 value >= 1, f"--{name.replace('_', '-')} is {value}; it needs to be at least 1."
@@ -267,16 +281,17 @@ class OptimConfig:
             f"--label-smoothing is {self.label_smoothing}; it needs to be from 0 to below 1.",
         )
         require(
-            self.clip_norm is None or self.clip_norm > 0,
-            f"--clip-norm is {self.clip_norm}; it needs to be above 0.",
+            self.max_grad_norm is None or self.max_grad_norm > 0,
+            f"--max-grad-norm is {self.max_grad_norm}; it needs to be above 0.",
         )
         require(
             self.ema_decay is None or 0 < self.ema_decay < 1,
             f"--ema-decay is {self.ema_decay}; it needs to be between 0 and 1, such as 0.999.",
         )
         require(
-            self.batch_size % self.accumulate == 0,
-            f"--batch-size {self.batch_size} cannot be split into --accumulate {self.accumulate} "
+            self.global_batch_size % self.grad_accum_steps == 0,
+            f"--global-batch-size {self.global_batch_size} cannot be split into --grad-accum-steps "
+            f"{self.grad_accum_steps} "
             "equal micro-batches.",
         )
 
@@ -329,7 +344,7 @@ def flatten(config: TrainConfig) -> dict[str, Plain]:
 def from_flat(flat: dict[str, Any]) -> TrainConfig:
     """The settings of `flat`, defaults elsewhere. Raises ConfigError for a name or a type that is
     not known."""
-    rest = dict(flat)
+    rest = renamed(flat)
     groups: dict[str, Any] = {}
     for group in dataclasses.fields(TrainConfig):
         kind = group.default_factory
@@ -339,12 +354,18 @@ def from_flat(flat: dict[str, Any]) -> TrainConfig:
             name: _coerce(known[name], rest.pop(name)) for name in list(rest) if name in known
         }
         groups[group.name] = kind(**values)
-    if rest:
-        names = ", ".join(flatten(TrainConfig()))
-        raise ConfigError(
-            f"There is no setting {', '.join(map(str, rest))}; the settings are {names}."
-        )
+    for name in rest:
+        known_names = list(flatten(TrainConfig()))
+        near = difflib.get_close_matches(str(name), known_names, n=1)
+        every = f"the settings are {', '.join(known_names)}"
+        which = f"perhaps you mean {near[0]}" if near else every
+        raise ConfigError(f"There is no setting {name}; {which}.")
     return TrainConfig(**groups)
+
+
+def renamed(flat: dict[str, Any]) -> dict[str, Any]:
+    """`flat` with the names of today."""
+    return {RENAMED.get(name, name): value for name, value in flat.items()}
 
 
 def _coerce(setting: "dataclasses.Field[Any]", value: Any) -> Any:

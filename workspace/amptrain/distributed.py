@@ -75,7 +75,7 @@ class Processes:
             dist.all_gather_object(values, value, group=self._control)
         return values
 
-    def from_main(self, value: Any) -> Any:
+    def broadcast_object(self, value: Any) -> Any:
         """`value` of rank 0."""
         if self._control is None:
             return value

@@ -20,15 +20,16 @@ def out_of_memory(error: BaseException, config: TrainConfig, world_size: int) ->
     """What to raise in its place: what was found, and what to set, with what that changes."""
     optim = config.optim
     found = (str(error).strip().splitlines() or ["the host has no memory left"])[0]
-    more = next_accumulation(optim.batch_size, optim.accumulate, world_size)
+    more = next_accumulation(optim.global_batch_size, optim.grad_accum_steps, world_size)
     same = (
-        f"--accumulate {more} gives the same step, with less of it in memory at a time. "
+        f"--grad-accum-steps {more} gives the same step, with less of it in memory at a time. "
         if more is not None
         else ""
     )
     return TrainingError(
         f"Out of memory: {found} {same}"
-        f"A smaller --batch-size (now {optim.batch_size}), --image-size or --model needs less and "
+        f"A smaller --global-batch-size (now {optim.global_batch_size}), --image-size or --model "
+        "needs less and "
         "gives another result. The newest checkpoint is kept; the same command continues from it."
     )
 

@@ -104,7 +104,7 @@ def with_learning_rates(config: TrainConfig) -> TrainConfig:
     name of its run, which is made of what was given."""
     optim, given = config.optim, config.model.weights is not None
     lr = optim.lr or default_lr(
-        config.model_name, optim.optimizer, batch_size=optim.batch_size, pretrained=given
+        config.model_name, optim.optimizer, batch_size=optim.global_batch_size, pretrained=given
     )
     head_lr = optim.head_lr or (10 * lr if given else None)
     return dataclasses.replace(

@@ -69,7 +69,7 @@ def train(config: TrainConfig) -> int:
                 ):  # raised wherever the loop is, by torch's handler of SIGCHLD
                     raise TrainingError(
                         f"A loader worker died or hangs ({error}). If memory ran out, lower "
-                        "--workers or --prefetch."
+                        "--num-workers or --prefetch-factor."
                     ) from error
                 raise
         processes.close()
@@ -87,7 +87,7 @@ def is_finished(config: TrainConfig, processes: Processes) -> bool:
             answer = finished(config, processes.device)
         except ConfigError as error:
             answer = error
-    answer = processes.from_main(answer)
+    answer = processes.broadcast_object(answer)
     if isinstance(answer, ConfigError):
         raise answer
     if processes.is_main:
@@ -117,9 +117,9 @@ class Trainer:
             self.task = as_trained(self.task, start)
         self.order = Order(
             len(self.task.train),
-            optim.batch_size,
+            optim.global_batch_size,
             seed=config.run.seed,
-            accumulate=optim.accumulate,
+            accumulate=optim.grad_accum_steps,
             world_size=processes.world_size,
         )
         self.total_steps = optim.epochs * self.order.steps_per_epoch
@@ -130,7 +130,7 @@ class Trainer:
         )
         self.loss = nn.CrossEntropyLoss(label_smoothing=optim.label_smoothing)
         self.state = TrainState(config, self.task, self.order.steps_per_epoch, processes)
-        self.store = CheckpointStore(config.run_dir / "checkpoints", config.run.keep)
+        self.store = CheckpointStore(config.run_dir / "checkpoints", config.run.keep_checkpoints)
         self.is_known_data = False
         messages = self._continue()
         if start is not None and not messages:
@@ -236,7 +236,7 @@ class Trainer:
             gradients,
             guard=state.guard,
             learning_rate=self.lr,
-            clip_norm=optim.clip_norm,
+            clip_norm=optim.max_grad_norm,
         )
         if state.ema is not None and optim.ema_decay is not None:
             decay = ema_decay(state.progress.optimizer_steps, decay=optim.ema_decay)
@@ -356,7 +356,7 @@ class Trainer:
                 f"Stopped at step {progress.step}: the validation loss is {loss}, so a weight or "
                 "an activation is not "
                 "finite. The checkpoints are from before. Continue from them with "
-                f"--name {self.config.run_dir.name} and a lower --lr, --clip-norm 1 or another "
+                f"--name {self.config.run_dir.name} and a lower --lr, --max-grad-norm 1 or another "
                 "--precision."
             )
         self.log.epoch(
@@ -436,7 +436,7 @@ class Trainer:
         if loaded is not None:  # rank 0 alone reads, as it soon writes the same files
             began_with = contents.read(self.config.run_dir)
             found = (loaded.state, loaded.messages, str(loaded.path), began_with)
-        found = self.processes.from_main(found)
+        found = self.processes.broadcast_object(found)
         if found is None:
             return []
         state, messages, path, began_with = found

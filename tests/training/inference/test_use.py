@@ -40,7 +40,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 pixels = rng.integers(0, 90, (24, 30, 3), dtype=np.uint8)
                 pixels[..., channel] += 120
                 Image.fromarray(pixels).save(folder / f"{number}.png")
-    flags = "--device cpu --model small_cnn --image-size 16 --batch-size 12 --epochs 4 --workers 0"
+    flags = (
+        "--device cpu --model small_cnn --image-size 16 --batch-size 12 --epochs 4 --num-workers 0"
+    )
     more = ["--ema-decay", "0.5", "--name", "run", "--runs", str(root), "--precision", "fp32"]
     assert main(["train", *flags.split(), *more, "--data", f"imagefolder:{root}/photos"]) == 0
     return root / "run"

@@ -6,23 +6,32 @@ from typing import Any
 import numpy as np
 import torch
 
-from amptrain.config import Plain
+from amptrain.config import Plain, TrainConfig, flatten, renamed
 from amptrain.errors import ConfigError
 
-SAME_RESULT = {
-    *("name", "runs", "data_dir", "workers", "prefetch", "log_every", "save_every", "keep"),
+MAY_DIFFER = {
+    *(
+        "name",
+        "runs",
+        "data_dir",
+        "num_workers",
+        "prefetch_factor",
+        "log_every",
+        "save_every",
+        "keep_checkpoints",
+    ),
     *("precision", "init_scale", "skip_broken", "val_fraction"),
 }
 """Settings without influence on the weights, or (val_fraction) whose influence data.json shows. The
 precision is looked at by itself, since auto and bf16 may be the same, and the loss scale continues
 where it was."""
-NEED_NEW_RUN = {
+MUST_MATCH = {
     *(
         "data",
         "image_size",
         "augment",
         "seed",
-        "batch_size",
+        "global_batch_size",
         "model",
         "weights",
         "freeze",
@@ -49,11 +58,12 @@ def same_kind_of_data(saved: Plain, now: Plain) -> bool:
 def check_changes(saved: dict[str, Plain], now: dict[str, Plain]) -> list[str]:
     """Sentences about settings that differ from those of the checkpoint. Raises ConfigError where
     it cannot go on."""
-    changed = [name for name in now if saved.get(name) != now[name] and name not in SAME_RESULT]
+    saved = {**flatten(TrainConfig()), **renamed(saved)}  # an older run lacks what came later
+    changed = [name for name in now if saved.get(name) != now[name] and name not in MAY_DIFFER]
     if same_kind_of_data(saved.get("data"), now["data"]):
         changed = [name for name in changed if name != "data"]
     texts = {name: f"{name} {saved.get(name)} → {now[name]}" for name in changed}
-    refused = [texts[name] for name in changed if name in NEED_NEW_RUN]
+    refused = [texts[name] for name in changed if name in MUST_MATCH]
     if refused:
         raise ConfigError(
             f"This run was started with other settings: {', '.join(refused)}. It cannot continue "

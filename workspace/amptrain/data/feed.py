@@ -44,10 +44,10 @@ class Feed:
         self.processes, self.memory_format = processes, memory_format
         self.max_images = order.micro_batch // processes.world_size
         self.workers = choose_workers(
-            config.data.workers,
+            config.data.num_workers,
             task,
             processes.cpus,
-            config.data.prefetch,
+            config.data.prefetch_factor,
             self.max_images,
             processes.local_world_size,
         )
@@ -74,7 +74,7 @@ class Feed:
         if isinstance(images, FakeImages):
             return FakeBatches(batches, self.task, device, self.memory_format, self.max_images)
         loader: DataLoader[object] = make_loader(
-            images, batches, workers, self.config.prefetch, pin_memory=device.type == "cuda"
+            images, batches, workers, self.config.prefetch_factor, pin_memory=device.type == "cuda"
         )
         return DeviceBatches(loader, self.task, device, self.memory_format, self._report)
 
@@ -98,7 +98,7 @@ class Feed:
         found: tuple[str, ...] = ()
         if parts and self.processes.is_main:
             found = tuple(find_broken(parts, self.processes.cpus))
-        found = self.processes.from_main(found)
+        found = self.processes.broadcast_object(found)
         if found and not self.config.skip_broken and len(found) > 1:
             log.message(f"{len(found)} images cannot be read:")
             for text in found[:SHOWN]:

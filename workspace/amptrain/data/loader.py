@@ -83,7 +83,7 @@ def choose_workers(
         return 0
     if asked is not None and asked > MOST_WORKERS * cpus:
         raise ConfigError(
-            f"--workers {asked} is more than {MOST_WORKERS} for each of the {cpus} CPUs this "
+            f"--num-workers {asked} is more than {MOST_WORKERS} for each of the {cpus} CPUs this "
             "process may use; they "
             "would take its memory and not be faster. Leave the flag out: the number then fits the "
             "CPUs."
@@ -101,10 +101,12 @@ def choose_workers(
         return fitting
     mib = 1024**2
     raise ConfigError(
-        f"/dev/shm has {free // mib} MiB free, and --workers {workers} with --prefetch {prefetch} "
+        f"/dev/shm has {free // mib} MiB free, and --num-workers {workers} with --prefetch-factor "
+        f"{prefetch} "
         "need "
         f"{workers * need_each // mib + 1} MiB. Start the container with "
-        f"--shm-size={2 * workers * need_each // mib + 64}m (compose: shm_size), or use --workers "
+        f"--shm-size={2 * workers * need_each // mib + 64}m (compose: shm_size), or use "
+        "--num-workers "
         f"{fitting}."
     )
 

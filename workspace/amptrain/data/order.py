@@ -39,13 +39,15 @@ class Order:
         """Raises ConfigError where a step cannot be split."""
         if batch_size % (accumulate * world_size):
             raise ConfigError(
-                f"--batch-size {batch_size} counts the images of one step over all processes; it "
+                f"--global-batch-size {batch_size} counts the images of one step over all "
+                "processes; it "
                 "needs to be a "
                 f"multiple of {world_size} processes × {accumulate} micro-batches."
             )
         if batch_size < 2 * accumulate * world_size:
             raise ConfigError(
-                f"--batch-size {batch_size} leaves one image for each of {world_size} processes × "
+                f"--global-batch-size {batch_size} leaves one image for each of {world_size} "
+                "processes × "
                 f"{accumulate} "
                 "micro-batches; BatchNorm has no variance of one. It needs to be at least "
                 f"{2 * accumulate * world_size}."

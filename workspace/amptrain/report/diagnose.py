@@ -42,7 +42,7 @@ def diagnose(model: nn.Module, precision: Precision, images: Tensor, parameter: 
     return (
         f"Input, weights and activations are finite; the gradient of {parameter} is not. Use a "
         "lower --lr or "
-        "--clip-norm 1, or --precision bf16 or fp32."
+        "--max-grad-norm 1, or --precision bf16 or fp32."
     )
 
 

@@ -24,8 +24,8 @@ def introduction(
         f"Precision {state.precision.describe()}; device {device}, "
         f"{counted(torch.get_num_threads(), 'thread')}, "
         f"{counted(workers, 'loader worker')} in each process.",
-        f"A step takes {config.optim.batch_size} images: {counted(world, 'process')} × "
-        f"{counted(config.optim.accumulate, 'micro-batch')} × {part} images.",
+        f"A step takes {config.optim.global_batch_size} images: {counted(world, 'process')} × "
+        f"{counted(config.optim.grad_accum_steps, 'micro-batch')} × {part} images.",
         rates(config),
         *slow_on_cpu(config.precision.precision, state.precision, device),
     ]

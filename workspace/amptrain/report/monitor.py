@@ -26,11 +26,11 @@ PERIOD = 1.0
 WARM_UP = 20
 """Samples after the start which count for nothing: cuDNN tries its kernels, torch.compile compiles,
 loaders fill."""
-WHILE = 30
-"""Samples below BUSY, on average, that make the warning."""
-BUSY = 60.0
+IDLE_SAMPLES = 30
+"""Samples below MIN_UTILISATION, on average, that make the warning."""
+MIN_UTILISATION = 60.0
 """Per cent of time with a kernel on the GPU from which on all is well."""
-WAITING = 0.1
+MAX_DATA_WAIT = 0.1
 """Share of the time spent waiting for data from which on that is the cause."""
 
 
@@ -199,9 +199,9 @@ class Monitor:
         recent, waits = self.samples.recent, self.samples.waits
         recent += values
         waits += [waited] * len(values)  # so that a long window weighs more
-        del recent[:-WHILE], waits[:-WHILE]
+        del recent[:-IDLE_SAMPLES], waits[:-IDLE_SAMPLES]
         mean = sum(recent) / len(recent)
-        if self.warned or len(recent) < WHILE or mean >= BUSY:
+        if self.warned or len(recent) < IDLE_SAMPLES or mean >= MIN_UTILISATION:
             return
         self.warned = True
         self.say(
@@ -217,17 +217,17 @@ class Monitor:
 def cause(settings: Settings, waited: float) -> str:
     """Why a GPU idles, and the flag to try, as sentences. `waited` is the share of time spent
     waiting for data."""
-    if waited >= WAITING:
+    if waited >= MAX_DATA_WAIT:
         found = (
             f"Training waited for data {waited:.0%} of the time, with {settings.workers} loader "
             "workers in each "
             f"process and a quota of {settings.cpus} CPUs."
         )
         if settings.workers < settings.cpus:
-            return f"{found} Try --workers {settings.cpus}."
+            return f"{found} Try --num-workers {settings.cpus}."
         return (
-            f"{found} Give the container more CPUs and raise --workers, "
-            "or try --prefetch 4 or smaller image files."
+            f"{found} Give the container more CPUs and raise --num-workers, "
+            "or try --prefetch-factor 4 or smaller image files."
         )
     if settings.fp16 and not settings.fused:
         return (
@@ -243,7 +243,7 @@ def cause(settings: Settings, waited: float) -> str:
     return (
         f"Data was there in time ({waited:.0%} waiting), so a step gives the GPU too little work: "
         "the batch is small. "
-        f"Try --batch-size {2 * settings.batch_size}{more}."
+        f"Try --global-batch-size {2 * settings.batch_size}{more}."
     )
 
 
@@ -260,7 +260,7 @@ def watch(
         fp16=precision.has_scaler,
         fused=config.optim.fused,
         log_every=config.run.log_every,
-        batch_size=config.optim.batch_size,
+        batch_size=config.optim.global_batch_size,
         compile=config.model.compile,
         workers=workers,
         cpus=processes.cpus,

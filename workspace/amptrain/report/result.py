@@ -10,7 +10,7 @@ import yaml
 
 from amptrain.checkpoint.state import TrainState
 from amptrain.checkpoint.store import damage
-from amptrain.config import TrainConfig, flatten
+from amptrain.config import TrainConfig, flatten, renamed
 from amptrain.data.order import Order
 from amptrain.errors import ConfigError
 from amptrain.files import atomic_write
@@ -21,8 +21,17 @@ from amptrain.report.log import RunLog
 
 RESULT = "result.json"
 NO_INFLUENCE = {
-    *("name", "runs", "data", "data_dir", "workers", "prefetch", "log_every", "save_every"),
-    *("keep", "device", "skip_broken"),
+    *(
+        "name",
+        "runs",
+        "data",
+        "data_dir",
+        "num_workers",
+        "prefetch_factor",
+        "log_every",
+        "save_every",
+    ),
+    *("keep_checkpoints", "device", "skip_broken"),
 }
 """Settings that change nothing in a run that is over. `data` is among them since the same data may
 lie at another path."""
@@ -94,6 +103,7 @@ def finished(config: TrainConfig, device: torch.device) -> list[str]:
         **flatten(with_learning_rates(config)),
         "precision": precision_name(config.precision.precision, device),
     }
+    before = renamed(before)
     before["precision"] = result["precision"]
     other = [
         name
