@@ -11,7 +11,7 @@ from amptrain.config import from_flat
 from amptrain.errors import CheckpointError, ConfigError, TrainingError
 from amptrain.train import train
 
-from .support import Make, command, wait_for
+from .support import Make, command, trainer_of, wait_for
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -193,3 +193,18 @@ def test_a_worker_that_dies_ends_the_run_with_a_sentence(make_config: Make) -> N
         .startswith("amptrain: A loader worker died or hangs (DataLoader worker (pid")
     )
     assert "Traceback" not in error
+
+
+def test_a_broken_validation_image_loses_no_epoch(make_config: Make, tmp_path: Path) -> None:
+    """One that broke after the data were looked at."""
+    folder = broken_folder(tmp_path)
+    (folder / "train/black/1.png").unlink()
+    settings = {"data": f"imagefolder:{folder}", "image_size": 16, "model": "small_cnn"}
+    config = make_config(batch_size=4, **settings)
+    trainer = trainer_of(config)
+    trainer.is_known_data = True
+    with pytest.raises(TrainingError, match=r"2\.png"):
+        trainer.fit()
+    assert [path.name for path in (config.run_dir / "checkpoints").iterdir()] == [
+        "step-000000002.pt"
+    ]

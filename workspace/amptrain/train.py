@@ -5,7 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 
 import torch
 from torch import nn
@@ -30,6 +30,7 @@ from amptrain.report.introduction import introduction
 from amptrain.report.log import EpochRecord, RunLog
 from amptrain.report.monitor import watch
 from amptrain.report.result import RESULT, finish, finished
+from amptrain.report.terminal import logger, terminal
 from amptrain.report.window import WindowMeter
 from amptrain.schedule import ema_decay, learning_rate
 from amptrain.signals import StopSignal
@@ -91,8 +92,9 @@ def is_finished(config: TrainConfig, processes: Processes) -> bool:
     if isinstance(answer, ConfigError):
         raise answer
     if processes.is_main:
+        terminal()
         for text in answer:
-            print(text, flush=True)
+            logger.info("%s", text)
     return bool(answer)
 
 
@@ -337,7 +339,7 @@ class Trainer:
         self._settle()
         state, progress = self.state, self.state.progress
         state.share_buffers()
-        with self.monitor.paused():
+        with self.monitor.paused(), self._saved_if_broken():
             result = validate(
                 state.judged,
                 state.precision,
@@ -378,6 +380,17 @@ class Trainer:
             self.store.mark_best(progress.step)
         self.window.restart()
         return True
+
+    @contextmanager
+    def _saved_if_broken(self) -> Iterator[None]:
+        """An image that can't be read ends a validation; the epoch before it is not lost. Alone,
+        since other ranks are in the middle of theirs."""
+        try:
+            yield
+        except TrainingError:
+            if self.processes.world_size == 1:
+                self.save()
+            raise
 
     def _write_model(self, name: str) -> None:
         """The judged weights as a file one can use. A failure is said, and ends no run."""

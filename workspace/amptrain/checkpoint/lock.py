@@ -2,12 +2,14 @@
 
 import errno
 import fcntl
-import sys
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from amptrain.errors import ConfigError
+
+logger = logging.getLogger("amptrain")
 
 
 @contextmanager
@@ -31,10 +33,11 @@ def alone_in(run_dir: Path, is_main: bool) -> Iterator[None]:
             # Some network disks have no locks (SModelS/smodels#37, spack/spack#12501).
             if error.errno not in {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}:
                 raise
-            print(
-                f"{run_dir} is on a file system without locks ({error.strerror}): see to it "
-                "yourself that no second run writes there.",
-                file=sys.stderr,
+            logger.warning(
+                "%s is on a file system without locks (%s): see to it yourself that no second run "
+                "writes there.",
+                run_dir,
+                error.strerror,
             )
         try:
             yield

@@ -10,24 +10,13 @@ and what follows N is what was trained.
 import dataclasses
 import json
 import math
-import os
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-
 from amptrain.files import atomic_write
+from amptrain.report.terminal import logger, terminal
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard.writer import SummaryWriter
@@ -94,15 +83,12 @@ class RunLog:
         self.path = run_dir / METRICS
         self.half_written = False
         self.writer: SummaryWriter | None = None
-        self.bar: Progress | None = None
         self.failing = False
-        self.mute = False
         if not enabled:
             return
         drop_after(self.path, start_step)
         self._try(lambda: self._open_tensorboard(start_step))
-        if sys.stdout is not None and sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
-            self._start_bar(start_step)
+        terminal().start_bar(run_dir.name, completed=start_step, total=total_steps)
 
     def window(self, record: Window) -> None:
         """A window of steps is over."""
@@ -110,8 +96,7 @@ class RunLog:
             return
         self._write("window", record)
         self.message(window_line(record, self.total_steps))
-        if self.bar is not None:
-            self.bar.update(self.task, completed=record.step)
+        terminal().advance(record.step)
 
     def epoch(self, record: EpochRecord) -> None:
         """An epoch is over, with its validation."""
@@ -122,25 +107,13 @@ class RunLog:
 
     def message(self, text: str) -> None:
         """A sentence for the person watching."""
-        if not self.enabled or self.mute:
-            return
-        try:
-            if self.bar is not None:
-                self.bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
-            elif sys.stdout is not None:
-                print(text, flush=True)
-        except OSError:  # `| head`, a terminal that closed, a full disk: the run goes on without
-            self.mute = True
-            discard_stdout()
-            if self.bar is not None:
-                self.bar.stop()
-                self.bar = None
+        if self.enabled:
+            logger.info("%s", text)
 
     def close(self) -> None:
         """Nothing more comes."""
-        if self.bar is not None:
-            self.bar.stop()
-            self.bar = None
+        if self.enabled:
+            terminal().stop_bar()
         if self.writer is not None:
             self._try(self.writer.close)
             self.writer = None
@@ -153,18 +126,6 @@ class RunLog:
         # With purge_step TensorBoard drops what a killed run had written after the step it now
         # continues at.
         self.writer = SummaryWriter(str(self.run_dir / "tensorboard"), purge_step=start_step + 1)
-
-    def _start_bar(self, completed: int) -> None:
-        columns = (
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-            TextColumn("steps, elapsed"),
-            TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
-        )  # fmt: skip
-        self.bar = Progress(*columns, console=Console(file=sys.stdout), refresh_per_second=4)
-        self.task = self.bar.add_task(
-            self.run_dir.name, total=self.total_steps, completed=completed
-        )
-        self.bar.start()
 
     def _write(self, kind: str, record: Window | EpochRecord) -> None:
         values = {name: _finite(value) for name, value in dataclasses.asdict(record).items()}
@@ -200,14 +161,6 @@ class RunLog:
                     "them."
                 )
             self.failing = True
-
-
-def discard_stdout() -> None:
-    """Send what is still printed nowhere: Python flushes stdout once more at its end, and a failure
-    there would be the exit code."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
 
 
 def _finite(value: Any) -> Any:
