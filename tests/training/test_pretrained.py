@@ -112,7 +112,8 @@ def test_fine_tuning_moves_the_head_alone_when_frozen(
     tmp_path: Path, photos: Path, given: nn.Module, capsys: pytest.CaptureFixture[str]
 ) -> None:
     torch.save(given.state_dict(), tmp_path / "given.pth")
-    flags = "--device cpu --precision fp32 --model resnet18 --image-size 32 --batch-size 8 --epochs 2"
+    flags = "--device cpu --precision fp32 --model resnet18 --image-size 32"
+    flags += " --batch-size 8 --epochs 2"
     run = ["--runs", str(tmp_path), "--name", "r", "--data", f"imagefolder:{photos}", "--freeze"]
     words = [
         "train",
@@ -172,7 +173,8 @@ def test_a_model_of_ones_own_trains(
         "def wrong(num_classes):\n"
         "    return nn.Sequential(nn.Flatten(), nn.Linear(3 * 1024, num_classes + 1))\n"
     )
-    flags = "--device cpu --precision fp32 --image-size 32 --batch-size 8 --epochs 1 --num-workers 0"
+    flags = "--device cpu --precision fp32 --image-size 32"
+    flags += " --batch-size 8 --epochs 1 --num-workers 0"
     run = ["--runs", str(tmp_path), "--name", "own", "--data", f"imagefolder:{photos}"]
     for function, code, sentence in (
         ("net", 0, "accuracy"),
