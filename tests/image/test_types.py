@@ -12,7 +12,7 @@ def test_amptrain_is_typed() -> None:
             "--config-file=/source/pyproject.toml",
             "--python-version=3.13",
         ),
-        *("amptrain", "train_amp.py"),
+        *("amptrain", "train_amp.py", "examples"),
         options=(
             f"--volume={ROOT}:/source:ro",
             "--workdir=/source/workspace",

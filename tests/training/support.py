@@ -41,7 +41,7 @@ class Spoiled(Trainer):
     def _micro_batches(self, step: int):  # type: ignore[no-untyped-def]
         for batch in super()._micro_batches(step):
             if step in self.steps:
-                batch.images[0, 0, 0, 0] = math.inf
+                batch.inputs[0, 0, 0, 0] = math.inf
             yield batch
 
 

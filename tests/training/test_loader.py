@@ -157,7 +157,7 @@ def test_batches_on_the_device_are_normalised_and_channels_last() -> None:
 
     batches = DeviceBatches(read(), task, CPU, torch.channels_last, reports.append)
     [batch] = list(batches)
-    images, labels = batch.images, batch.labels
+    images, labels = batch.inputs, batch.targets
     assert (batch.loss_weight, batch.last) == (0.25, False)
     assert images.is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(images, (raw.float() - 127.5) / 64)
@@ -171,8 +171,8 @@ def test_fake_batches_have_the_sizes_asked_for() -> None:
     keys = [MicroBatchKeys([(0, index) for index in range(size)]) for size in (2, 4)]
     short, whole = FakeBatches(keys, task, CPU, torch.channels_last, max_images=4)
     for batch, size in ((short, 2), (whole, 4)):
-        assert (tuple(batch.images.shape), len(batch.labels)) == ((size, 3, 8, 8), size)
-    assert short.images.data_ptr() == whole.images.data_ptr()  # made once
+        assert (tuple(batch.inputs.shape), len(batch.targets)) == ((size, 3, 8, 8), size)
+    assert short.inputs.data_ptr() == whole.inputs.data_ptr()  # made once
     [again] = FakeBatches(keys[1:], task, CPU, torch.channels_last, max_images=4)
-    assert torch.equal(again.images, whole.images)  # whichever size comes first
-    assert torch.equal(again.labels, whole.labels)
+    assert torch.equal(again.inputs, whole.inputs)  # whichever size comes first
+    assert torch.equal(again.targets, whole.targets)

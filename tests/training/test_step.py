@@ -62,13 +62,12 @@ class Run:
             guard=self.guard,
         )
         outcome = update(
-            self.model,
             self.optimizer,
             self.precision,
             gradients,
             guard=self.guard,
             learning_rate=lr,
-            clip_norm=clip_norm,
+            max_grad_norm=clip_norm,
         )
         self.ema.update(self.model, 0.9, outcome.found_inf)
         return outcome
@@ -78,7 +77,7 @@ class Run:
         parts = list(zip(images.tensor_split(micro), labels.tensor_split(micro), strict=True))
         for number, (part, part_labels) in enumerate(parts):
             weight, last = len(part) / len(images), number == micro - 1
-            yield MicroBatch(images=part, labels=part_labels, loss_weight=weight, last=last)
+            yield MicroBatch(inputs=part, targets=part_labels, loss_weight=weight, last=last)
 
     def all_that_moves(self) -> dict[str, Tensor]:
         """Copies of weights, buffers, averages and the optimizer's state."""
@@ -224,12 +223,18 @@ def test_the_backward_half_moves_no_weight_and_the_rate_is_that_of_each_group() 
     for group, scale in zip(run.optimizer.param_groups, (1.0, 0.0), strict=True):
         group["lr_scale"] = scale
     before = copy.deepcopy(run.model.state_dict())
-    arguments = (run.model, run.optimizer, run.precision)
     batches = run.micro_batches(images(0), 1)
-    gradients = backward(*arguments, batches, loss_fn=cross_entropy, guard=run.guard)
+    gradients = backward(
+        run.model,
+        run.optimizer,
+        run.precision,
+        batches,
+        loss_fn=cross_entropy,
+        guard=run.guard,
+    )
     for name, parameter in run.model.named_parameters():
         assert torch.equal(parameter, before[name])
-    update(*arguments, gradients, guard=run.guard, learning_rate=0.5)
+    update(run.optimizer, run.precision, gradients, guard=run.guard, learning_rate=0.5)
     assert [group["lr"] for group in run.optimizer.param_groups] == [0.5, 0.0]
     moved = {n for n, p in run.model.named_parameters() if not torch.equal(p, before[n])}
     assert moved == {"body.0.weight", "head.weight"}  # those of the group of matrices

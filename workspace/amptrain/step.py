@@ -4,6 +4,7 @@ what it did without making the host wait."""
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,14 +18,15 @@ from amptrain.precision import Precision
 class MicroBatch:
     """A part of what one step learns from, on the device."""
 
-    images: Tensor
-    """float32, (n, channels, height, width)."""
-    labels: Tensor
-    """int64, (n,)."""
+    inputs: Any
+    """What the model is called with, as one argument: for images float32, (n, channels, height,
+    width); a model of one's own may take a tuple or a dict."""
+    targets: Any
+    """What the loss compares the model's output with: for classes int64, (n,)."""
     loss_weight: float
-    """Weight of this part's mean loss in the step's: its images over the step's, times the number
-    of processes, because DDP takes the mean over these. Right also where the last window of an
-    epoch is a short one."""
+    """Weight of this part's mean loss in the step's: its samples over the step's, times the world
+    size, because DDP takes the mean over the ranks. Right also where the last step of an epoch is a
+    short one."""
     last: bool
     """Whether the step's gradients are complete with this one."""
 
@@ -119,7 +121,9 @@ class Gradients:
     """What the backward half of a step leaves for its other half; all tensors are on the device."""
 
     names: Sequence[str]
-    """Parameters that have a gradient, in the model's order."""
+    """Names of the optimizer's parameters that have a gradient, in the model's order."""
+    parameters: Sequence[nn.Parameter]
+    """These parameters."""
     norms: Tensor
     """Norm of each true gradient, (len(names),)."""
     norm: Tensor
@@ -136,11 +140,13 @@ def backward(
     precision: Precision,
     batches: Iterable[MicroBatch],
     *,
-    loss_fn: Callable[[Tensor, Tensor], Tensor],
+    loss_fn: Callable[[Any, Any], Tensor],
     guard: BufferGuard,
 ) -> Gradients:
     """The first half of a step: the true gradients of all its micro-batches. Weights stay as they
     are.
+
+    `loss_fn(outputs, targets)` gives a mean, 0-d; it runs under autocast, as the model does.
 
     All work is queued and nothing is waited for. What the host has to wait for, such as the outcome
     of the step before, is best read between this and `update`: the device has work meanwhile.
@@ -153,16 +159,18 @@ def backward(
         alone = isinstance(model, DistributedDataParallel) and not batch.last
         with model.no_sync() if alone else nullcontext():  # type: ignore[operator]
             with precision.autocast():
-                loss = loss_fn(model(batch.images), batch.labels) * batch.loss_weight
+                loss = loss_fn(model(batch.inputs), batch.targets) * batch.loss_weight
             precision.scale(loss).backward()
         losses.append(loss.detach())
 
     overflow = precision.unscale(optimizer)
-    names, gradients = _gradients(model)
+    names, parameters = _with_gradient(model, optimizer)
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     norms = torch.stack(torch._foreach_norm(gradients))
     norm = torch.linalg.vector_norm(norms)
     return Gradients(
         names=names,
+        parameters=parameters,
         norms=norms,
         norm=norm,
         found_inf=(~torch.isfinite(norm)).float() if overflow is None else overflow,
@@ -171,14 +179,13 @@ def backward(
 
 
 def update(
-    model: nn.Module,
     optimizer: Optimizer,
     precision: Precision,
     gradients: Gradients,
     *,
     guard: BufferGuard,
     learning_rate: float,
-    clip_norm: float | None = None,
+    max_grad_norm: float | None = None,
 ) -> PendingOutcome:
     """The second half of a step: clip, move the weights, adapt the loss scale. If a gradient is not
     finite nothing moves, in any precision.
@@ -186,8 +193,8 @@ def update(
     Each parameter group takes `learning_rate` times its `lr_scale`, 1 where it has none (the key is
     timm's).
     """
-    if clip_norm is not None:
-        torch.nn.utils.clip_grads_with_norm_(model.parameters(), clip_norm, gradients.norm)
+    if max_grad_norm is not None:
+        torch.nn.utils.clip_grads_with_norm_(gradients.parameters, max_grad_norm, gradients.norm)
     for group in optimizer.param_groups:
         group["lr"] = learning_rate * group.get("lr_scale", 1.0)
     scale_before = precision.loss_scale.clone()
@@ -209,12 +216,14 @@ def update(
     )
 
 
-def _gradients(model: nn.Module) -> tuple[list[str], list[Tensor]]:
-    """Names and gradients of the parameters that have one, in the model's order."""
+def _with_gradient(model: nn.Module, optimizer: Optimizer) -> tuple[list[str], list[nn.Parameter]]:
+    """Names and parameters, in the model's order, that have a gradient and are the optimizer's:
+    with two optimizers, as for a GAN, each step looks at its own."""
     module = model.module if isinstance(model, DistributedDataParallel) else model
+    own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     pairs = [
-        (name, parameter.grad)
+        (name, parameter)
         for name, parameter in module.named_parameters()
-        if parameter.grad is not None
+        if parameter.grad is not None and id(parameter) in own
     ]
-    return [name for name, _ in pairs], [gradient for _, gradient in pairs]
+    return [name for name, _ in pairs], [parameter for _, parameter in pairs]

@@ -232,13 +232,12 @@ class Trainer:
             total=self.total_steps,
         )
         self.pending = update(
-            self.parallel,
             state.optimizer,
             state.precision,
             gradients,
             guard=state.guard,
             learning_rate=self.lr,
-            clip_norm=optim.max_grad_norm,
+            max_grad_norm=optim.max_grad_norm,
         )
         if state.ema is not None and optim.ema_decay is not None:
             decay = ema_decay(state.progress.optimizer_steps, decay=optim.ema_decay)
@@ -253,7 +252,7 @@ class Trainer:
             before = self.feed.training.waited
             batch = next(self.batches)
             self.window.waited += self.feed.training.waited - before
-            self.last_images, last = batch.images, batch.last
+            self.last_images, last = batch.inputs, batch.last
             yield batch
 
     def _settle(self) -> None:

@@ -37,13 +37,13 @@ def validate(
         if processes.any(stop_asked()):
             return None
         for batch in islice(stream, 1):
-            if len(batch.images):
+            if len(batch.inputs):
                 with precision.autocast():
-                    logits = model(batch.images)
-                loss = cross_entropy(logits.float(), batch.labels, reduction="none")
-                correct = (logits.argmax(1) == batch.labels).double().sum()
+                    logits = model(batch.inputs)
+                loss = cross_entropy(logits.float(), batch.targets, reduction="none")
+                correct = (logits.argmax(1) == batch.targets).double().sum()
                 totals += torch.stack(
-                    [loss.double().sum(), correct, torch.ones_like(correct) * len(batch.labels)]
+                    [loss.double().sum(), correct, torch.ones_like(correct) * len(batch.targets)]
                 )
     loss_sum, right, count = processes.sum(totals.tolist())
     if not count:

@@ -12,8 +12,10 @@ import pickle
 import shutil
 import zipfile
 import zlib
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -29,7 +31,7 @@ NEEDED = {"format", "step", "model", "optimizer", "scaler", "progress", "rng", "
 class Loaded:
     """A checkpoint that was read."""
 
-    state: dict[str, object]
+    state: dict[str, Any]
     step: int
     path: Path
     messages: list[str] = field(default_factory=list)
@@ -39,11 +41,16 @@ class Loaded:
 class CheckpointStore:
     """The checkpoints of one run. One process at a time uses it (lock.py sees to that)."""
 
-    def __init__(self, directory: Path, keep: int = 2) -> None:
+    def __init__(
+        self, directory: Path, keep: int = 2, needed: Collection[str] = frozenset(NEEDED)
+    ) -> None:
+        """`needed` are the keys without which a file is not used; a loop of one's own gives its
+        own."""
         self.directory = directory
         self.keep = keep
+        self.needed = frozenset(needed)
 
-    def save(self, state: dict[str, object], step: int) -> Path:
+    def save(self, state: Mapping[str, object], step: int) -> Path:
         """Write `state`, which holds tensors and plain types only; then remove all but the newest
         `keep`.
 
@@ -98,7 +105,7 @@ class CheckpointStore:
         passed_over: list[str] = []
         for path in reversed(self._paths()):
             try:
-                state = read(path)
+                state = read(path, self.needed)
             except PermissionError as error:
                 raise CheckpointError(
                     f"The checkpoint {path} may not be read by uid {os.getuid()}; it is of uid "
@@ -151,7 +158,7 @@ def write(path: Path, content: dict[str, object]) -> None:
         os.fsync(file.fileno())
 
 
-def read(path: Path) -> dict[str, object]:
+def read(path: Path, needed: Collection[str] = frozenset(NEEDED)) -> dict[str, object]:
     """What `write` wrote. Raises Unusable, or PermissionError."""
     problem = damage(path)
     if problem is not None:
@@ -165,7 +172,7 @@ def read(path: Path) -> dict[str, object]:
     if (
         not isinstance(content, dict)
         or content.get("format") != FORMAT
-        or not content.keys() >= NEEDED
+        or not content.keys() >= set(needed)
     ):
         raise Unusable("was not written by this version of amptrain")
     return content

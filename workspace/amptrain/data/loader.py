@@ -167,7 +167,7 @@ class DeviceBatches:
             if self.stream is not None:
                 current = torch.cuda.current_stream(self.device)
                 current.wait_stream(self.stream)
-                for tensor in (ready.images, ready.labels):
+                for tensor in (ready.inputs, ready.targets):
                     tensor.record_stream(current)
             yield ready
 
@@ -195,7 +195,7 @@ class DeviceBatches:
             labels = batch.labels.to(self.device, non_blocking=True)
             images = (images.float() - self.mean) / self.std
         return MicroBatch(
-            images=images, labels=labels, loss_weight=batch.loss_weight, last=batch.last
+            inputs=images, targets=labels, loss_weight=batch.loss_weight, last=batch.last
         )
 
 
@@ -234,8 +234,8 @@ class FakeBatches:
         )
         for keys, loss_weight, last in self.batches:
             yield MicroBatch(
-                images=images[: len(keys)],
-                labels=labels[: len(keys)],
+                inputs=images[: len(keys)],
+                targets=labels[: len(keys)],
                 loss_weight=loss_weight,
                 last=last,
             )
