@@ -17,7 +17,7 @@ from entrypoints.paths import RUN
 
 UNNAMED = RUN / "users"  # /var/lib/extrausers points here
 TEMPLATES = Path("/opt/etc")
-MODES = {"passwd": 0o644, "group": 0o644, "shadow": 0o600}
+MODES = {"passwd": 0o644, "group": 0o644, "shadow": 0o640}
 # No password, yet no locked account: without PAM, sshd refuses the keys of a locked one
 # (atmoz/sftp#50).
 NO_PASSWORD = "*"

@@ -85,7 +85,7 @@ def test_soft_limit_of_open_files_is_raised_to_the_hard_one() -> None:
     assert done.stdout.split() == ["4096", "4096"]
 
 
-@pytest.mark.parametrize(("cpus", "threads"), [("1", "1"), ("1.5", "1"), ("2", "2")])
+@pytest.mark.parametrize(("cpus", "threads"), [("1", "1"), ("1.5", "2"), ("2", "2")])
 def test_threads_follow_the_quota(cpus: str, threads: str) -> None:
     code = "import os, torch; print(os.environ['OMP_NUM_THREADS'], torch.get_num_threads())"
     done = run_once("python", "-c", code, options=[f"--cpus={cpus}"])

@@ -138,7 +138,9 @@ def test_every_variable_is_in_the_example_and_every_one_there_is_used() -> None:
     used = set(re.findall(r"\$\{(\w+)", compose)) | set(
         re.findall(r"^ +([A-Z][A-Z_]+):", compose, re.MULTILINE)
     )
-    assert set(NAMES.findall((ROOT / ".env.example").read_text())) == used | {"COMPOSE_FILE"}
+    example, own = (ROOT / ".env.example").read_text().split("# --- your own")
+    assert set(NAMES.findall(example)) == used | {"COMPOSE_FILE", "COMPOSE_PROJECT_NAME"}
+    assert not set(NAMES.findall(own)) & used
 
 
 def test_the_example_s_values_are_the_defaults(tmp_path: Path) -> None:

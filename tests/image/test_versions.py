@@ -12,7 +12,9 @@ from tests.image.conftest import RunProgram
 from tests.support import IMAGE, docker
 
 VERSIONS = versions()
-SIZE_BUDGET_BYTES = 5_500_000_000  # on disk, as `docker inspect` counts
+SIZE_BUDGET_BYTES = (
+    5_650_000_000  # as `docker inspect` counts; what each part costs: docs/measurements.md
+)
 PROGRAMS = """
     amptrain bash curl doctor g++ gcc git htop ip jupyter less make nano ninja pip ps
     python rsync scp
