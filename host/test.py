@@ -24,6 +24,8 @@ LOCK = ROOT / "requirements" / "host-tests.lock"
 ENVIRONMENT = ROOT / ".build" / "tests"
 TRAINING = "tests/training"
 SCALE = "tests/scale"  # clusters made of containers: `make test-scale`
+# A run that is ended from outside must have told which test it was in.
+UNBUFFERED = os.environ | {"PYTHONUNBUFFERED": "1"}
 INSIDE = "/opt/tests"  # where the package's tests and pytest's settings are seen in the image
 # What the tests drive for real, as Debian calls it: the program looked for, and the package that
 # brings it.
@@ -111,6 +113,7 @@ def suites(client: str, python: Path, arguments: list[str]) -> dict[str, list[st
         "--rm",
         *gpu,
         "--env=REQUIRE_GPU",
+        "--env=PYTHONUNBUFFERED",
         "--shm-size=1g",
         f"--workdir={INSIDE}",
         *sources,
@@ -142,7 +145,9 @@ def run_suites(client: str, python: Path, arguments: list[str]) -> list[str]:
     for name, command in suites(client, python, arguments).items():
         say(name)
         begin = time.monotonic()
-        code = subprocess.run(command, cwd=ROOT, check=False, stdin=subprocess.DEVNULL).returncode
+        code = subprocess.run(
+            command, cwd=ROOT, env=UNBUFFERED, check=False, stdin=subprocess.DEVNULL
+        ).returncode
         say(
             f"{name}: {'passed' if code == 0 else f'FAILED (exit code {code})'} in "
             f"{time.monotonic() - begin:.0f} s"

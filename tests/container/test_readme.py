@@ -147,7 +147,7 @@ PHOTOS = {
     "--name photos": r"the head \(fc\.weight, fc\.bias\) is new",
     "amptrain evaluate photos --data imagefolder:photos": r"dog",
     "amptrain predict photos new/": r"(?m)^new/1\.jpg,dog,",
-    "amptrain export photos --format torch": r"best\.pt2",
+    "amptrain export photos --format torch": r"best-exported\.pt2",
 }
 OWN_SCRIPT = (
     "docker run --rm --gpus all --shm-size 8g -v ./code:/workspace pytorch-cuda:v2.6 "

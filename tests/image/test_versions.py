@@ -12,9 +12,8 @@ from tests.image.conftest import RunProgram
 from tests.support import IMAGE, docker
 
 VERSIONS = versions()
-SIZE_BUDGET_BYTES = (
-    5_650_000_000  # as `docker inspect` counts; what each part costs: docs/measurements.md
-)
+# As `docker inspect` counts; docs/measurements.md says what each part costs.
+SIZE_BUDGET_BYTES = 5_650_000_000
 PROGRAMS = """
     amptrain bash curl doctor g++ gcc git htop ip jupyter less make nano ninja pip ps
     python rsync scp
