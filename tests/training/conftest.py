@@ -1,9 +1,10 @@
 """Fixtures of the training tests. They need no Docker: they run in the image, and anywhere torch
 is."""
 
+import multiprocessing
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,13 @@ def _same_start() -> None:
     """One thread: such small models gain nothing by more, and lose much on a busy machine."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _no_worker_is_left() -> Iterator[None]:
+    """Workers ignore SIGTERM, so Python's exit waits for those that a loop did not end."""
+    yield
+    assert multiprocessing.active_children() == []
 
 
 @pytest.fixture

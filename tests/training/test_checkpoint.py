@@ -194,6 +194,7 @@ def test_a_run_on_a_full_disk_goes_on_says_so_and_does_not_end_well(
 
 
 SAVER = """
+import os
 import sys
 from pathlib import Path
 import torch
@@ -207,7 +208,7 @@ empty = {"model": {}, "optimizer": {}, "scaler": {}, "progress": {}, "rng": [], 
 while True:
     step += 1
     store.save({**empty, "model": {"weight": torch.full((200_000,), float(step))}}, step)
-    print(step, flush=True)
+    os.write(1, f"{step}\\n".encode())  # whole, or not at all
 """
 # A process that has imported torch forks the ones that are killed, which so begin to save within
 # milliseconds.

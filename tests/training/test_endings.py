@@ -3,11 +3,12 @@
 import json
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 import torch
-from amptrain.config import from_flat
+from amptrain.config import from_flat, save_yaml
 from amptrain.errors import CheckpointError, ConfigError, TrainingError
 from amptrain.train import train
 
@@ -203,8 +204,47 @@ def test_a_broken_validation_image_loses_no_epoch(make_config: Make, tmp_path: P
     config = make_config(batch_size=4, **settings)
     trainer = trainer_of(config)
     trainer.is_known_data = True
-    with pytest.raises(TrainingError, match=r"2\.png"):
+    with closing(trainer.feed), pytest.raises(TrainingError, match=r"2\.png"):
         trainer.fit()
     assert [path.name for path in (config.run_dir / "checkpoints").iterdir()] == [
         "step-000000002.pt"
     ]
+
+
+LEFT_OPEN = """
+import os, sys
+from pathlib import Path
+from amptrain.config import load_yaml
+from amptrain.distributed import Processes
+from amptrain.signals import StopSignal
+from amptrain.train import Trainer
+
+trainer = Trainer(load_yaml(Path(sys.argv[1])), Processes("cpu"), StopSignal())
+trainer.feed.open(0, 2, trainer.log)
+next(iter(trainer.feed.training))
+if sys.argv[2] == "collected":
+    workers = trainer.feed.training.batches._workers
+    for worker in workers:  # one that does not see the end of its queue
+        os.kill(worker.pid, 19)
+    del trainer
+print("end of the program", flush=True)
+"""
+
+
+@pytest.mark.parametrize("feed", ["held", "collected"])
+def test_a_program_that_does_not_close_its_feed_ends(
+    feed: str, make_config: Make, tmp_path: Path
+) -> None:
+    """Loader workers ignore SIGTERM, and Python's exit sends just that and waits for them."""
+    config = make_config(num_workers=1)
+    config.run_dir.mkdir()
+    settings = tmp_path / "settings.yaml"
+    save_yaml(config, settings)
+    done = subprocess.run(
+        [sys.executable, "-c", LEFT_OPEN, str(settings), feed],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert "end of the program" in done.stdout

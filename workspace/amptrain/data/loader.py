@@ -1,8 +1,10 @@
 """From data sets to batches on the device: workers, shared memory, copies that overlap with
 computing."""
 
+import atexit
 import time
 from collections.abc import Callable, Iterable, Iterator
+from multiprocessing import Process
 from typing import NamedTuple
 
 import torch
@@ -156,13 +158,18 @@ class DeviceBatches:
             report,
         )
         self.waited = 0.0
-        self.batches: Iterator[Batch] = iter(())
+        self.batches: Iterator[Batch] | None = None
         self.mean = torch.tensor(task.mean, device=device).view(-1, 1, 1)
         self.std = torch.tensor(task.std, device=device).view(-1, 1, 1)
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def __iter__(self) -> Iterator[MicroBatch]:
-        self.batches = batches = iter(self.loader)
+        started, batches = self.batches is not None, iter(self.loader)
+        self.batches = batches
+        if not started and isinstance(batches, _MultiProcessingDataLoaderIter):
+            # For a program that does not close this. Later than torch's own hook for these workers,
+            # so it runs before that one, which would wait 5 seconds for each.
+            atexit.register(_kill, batches._workers)
         while (ready := self._next(batches)) is not None:
             if self.stream is not None:
                 current = torch.cuda.current_stream(self.device)
@@ -172,14 +179,13 @@ class DeviceBatches:
             yield ready
 
     def close(self) -> None:
-        """End the workers now. Left to the exit of Python they would not end: it sends them
-        SIGTERM, and waits."""
+        """End the workers now. Python's exit alone would not end them: it sends SIGTERM, which
+        they ignore, and waits."""
         if isinstance(self.batches, _MultiProcessingDataLoaderIter):
             try:
                 self.batches._shutdown_workers()
             finally:
-                for worker in self.batches._workers:
-                    worker.kill()  # one that hangs in a read
+                _kill(self.batches._workers)
 
     def _next(self, batches: Iterator[Batch]) -> MicroBatch | None:
         started = time.perf_counter()
@@ -197,6 +203,11 @@ class DeviceBatches:
         return MicroBatch(
             inputs=images, targets=labels, loss_weight=batch.loss_weight, last=batch.last
         )
+
+
+def _kill(workers: list[Process]) -> None:
+    for worker in workers:
+        worker.kill()  # SIGKILL, as one may hang in a read
 
 
 class FakeBatches:
