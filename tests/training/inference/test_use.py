@@ -150,6 +150,24 @@ def test_evaluate_counts_each_image_once(run: Path, capsys: pytest.CaptureFixtur
     assert "top-1 100.00%" in capsys.readouterr().out
 
 
+def test_evaluate_holds_out_the_images_that_the_run_held_out(run: Path, tmp_path: Path) -> None:
+    """Others are images it was trained on. Data with a part for validation is judged on that."""
+    photos = run.parent / "photos"
+    flags = (
+        "--device cpu --model small_cnn --image-size 16 --batch-size 6 --epochs 2 --num-workers 0 "
+        "--precision fp32 --no-augment --seed 3 --val-fraction 0.4 --name split"
+    )
+    data = ["--data", f"imagefolder:{photos}/train"]
+    assert main(["train", *flags.split(), "--runs", str(tmp_path), *data]) == 0
+    evaluate = ["evaluate", str(tmp_path / "split" / LAST), "--out", str(tmp_path), "--device=cpu"]
+    assert main([*evaluate, *data]) == 0
+    judged = json.loads((tmp_path / "evaluation.json").read_text())
+    in_training = read_info(tmp_path / "split" / LAST).metrics
+    assert judged["loss"] == pytest.approx(in_training["loss"], rel=1e-4)
+    assert main([*evaluate, "--data", f"imagefolder:{photos}"]) == 0
+    assert json.loads((tmp_path / "evaluation.json").read_text())["images"] == 12
+
+
 @pytest.mark.parametrize("ending", [".safetensors", ".pt2", ".onnx"])
 def test_an_exported_model_computes_the_same(run: Path, tmp_path: Path, ending: str) -> None:
     out = tmp_path / f"model{ending}"

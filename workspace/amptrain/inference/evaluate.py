@@ -3,7 +3,7 @@
 import csv
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -89,10 +89,7 @@ def main(arguments: Sequence[str]) -> int:
     """`amptrain evaluate`. Raises ConfigError."""
     config = tyro.cli(EvaluateConfig, prog="amptrain evaluate", args=list(arguments))
     model, info, path = load_model(config.model_file, config.model)
-    size = max(info.shape[1], 8)
-    task = open_dataset(
-        DataConfig(data=config.data, data_dir=config.data_dir, image_size=size, augment=False), 0
-    )
+    task = open_as_trained(config, info)
     require_same_classes(info, task)
     device = chosen_device(config.device)
     print(f"{path}: {described(info)}; judged on {len(task.validation)} images of {task.name}")
@@ -104,6 +101,17 @@ def main(arguments: Sequence[str]) -> int:
     write_evaluation(folder, result, path)
     _tell(result, folder)
     return 0
+
+
+def open_as_trained(config: EvaluateConfig, info: ModelInfo) -> Dataset:
+    """The data, with the images held out that the run held out: others it was trained on. Raises
+    ConfigError."""
+    size = max(info.shape[1], 8)
+    data = DataConfig(data=config.data, data_dir=config.data_dir, image_size=size, augment=False)
+    try:
+        return open_dataset(replace(data, val_fraction=info.val_fraction), info.seed)
+    except ConfigError:  # other data, which has images for validation and needs no fraction
+        return open_dataset(data, info.seed)
 
 
 def require_same_classes(info: ModelInfo, task: Dataset) -> None:

@@ -47,6 +47,10 @@ class ModelInfo:
     """Of the validation images: loss, accuracy (0 to 1)."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Of torch and torchvision."""
+    seed: int = 0
+    """Which images were held out for validation depends on it, and on the share of them:"""
+    val_fraction: float | None = None
+    """None where `--val-fraction` was not given."""
 
 
 def write_model(path: Path, model: nn.Module, info: ModelInfo) -> None:

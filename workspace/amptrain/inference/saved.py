@@ -23,4 +23,6 @@ def saved_info(config: TrainConfig, task: Dataset, state: TrainState, epoch: int
         precision=state.precision.name,
         metrics={"loss": progress.loss, "accuracy": progress.accuracy},
         versions=versions(),
+        seed=config.run.seed,
+        val_fraction=config.data.val_fraction,
     )
