@@ -69,3 +69,15 @@ def test_own_venv_sees_the_image_s_torch_and_may_have_other_versions(tmp_path: P
         "bash", "-c", program, options=["--network=none", f"--volume={tmp_path}:/wheels:ro"]
     )
     assert done.stdout.split() == ["9.9", "2.6.0+cu124"], done.stderr
+
+
+def test_own_accounts_can_be_made(tmp_path: Path, tag: str) -> None:
+    """groupadd and useradd follow no link, and /etc/group is one."""
+    making = re.search(r"```dockerfile\n(RUN for name in passwd .*?)```", GUIDE, re.DOTALL)
+    assert making
+    (tmp_path / "Dockerfile").write_text(f"FROM {IMAGE}\n{making[1]}")
+    docker("build", "--quiet", "--network=none", f"--tag={tag}", str(tmp_path))
+    show = ["bash", "-c", "id -nG ann; id -u; id -un; echo x > file; stat -c %U:%u file"]
+    done = run_once(*show, image=tag, options=["--env=PUID=1234", "--workdir=/tmp"])
+    assert done.stdout.split() == ["lab", "1234", "dev", "dev:1234"], done.stderr
+    assert "warning" not in done.stderr
