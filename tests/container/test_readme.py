@@ -226,8 +226,12 @@ for channel, name in enumerate(("cat", "dog")):
         for number in range(count):
             Image.fromarray(pixels).save(f"{folder}/{number}.jpg")
 Path("photos/.ipynb_checkpoints").mkdir()
+torch.manual_seed(6)
 torch.save(torchvision.models.resnet18().state_dict(), "DEFAULT.pth")
 """
+# So random a start, on so few photos, learns in a few steps only at this rate (for five seeds of
+# six); the rest takes chance out of it.
+SMALLER = "--epochs 6 --batch-size 4 --lr 0.002 --image-size 32 --precision fp32"
 
 
 def test_own_photos_are_trained_judged_told_and_exported(copy: Copy) -> None:
@@ -236,9 +240,7 @@ def test_own_photos_are_trained_judged_told_and_exported(copy: Copy) -> None:
     (copy.folder / "workspace/make_photos.py").write_text(MAKE_PHOTOS)
     copy.run(f"{run} python make_photos.py")
     for command, pattern in PHOTOS.items():
-        smaller = command.replace(
-            "DEFAULT --epochs 5", "DEFAULT.pth --epochs 4 --batch-size 8 --image-size 32"
-        )
+        smaller = command.replace("DEFAULT --epochs 5", f"DEFAULT.pth {SMALLER}")
         printed = copy.run(f"{run} {smaller}")
         assert re.search(pattern, printed), printed
 
