@@ -1,23 +1,29 @@
 """--precision auto|fp32|tf32|bf16|fp16."""
 
+import json
 import platform
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import get_args, get_type_hints
 
+import amptrain
 import pytest
 import torch
 from amptrain import precision
 from amptrain.config import PrecisionConfig
 from amptrain.errors import ConfigError
 from amptrain.precision import (
-    PRECISIONS,
-    Fp16,
     Precision,
     has_bf16,
+    precision_class,
     precision_name,
     require_fp32,
     resolve_precision,
 )
+from amptrain.precisions import precision_names
+from amptrain.precisions.fp16 import Fp16
 from amptrain.report import introduction
 from torch import nn
 
@@ -92,8 +98,8 @@ def test_auto_on_a_gpu_asks_for_native_bf16(
 @pytest.mark.parametrize(("name", "on"), [("fp32", False), ("tf32", True)])
 def test_fp32_has_both_tf32_switches_off_and_tf32_both_on(name: str, on: bool) -> None:
     for earlier in ("tf32", "fp32"):  # whatever they were before
-        PRECISIONS[earlier](CPU, PrecisionConfig()).configure()
-        PRECISIONS[name](CPU, PrecisionConfig()).configure()
+        precision_class(earlier)(CPU, PrecisionConfig()).configure()
+        precision_class(name)(CPU, PrecisionConfig()).configure()
         assert tf32_switches() == (on, on)
 
 
@@ -165,5 +171,53 @@ def test_scaler_continues_where_it_was_with_the_factors_of_today() -> None:
 
 def test_the_flag_and_the_classes_name_the_same_precisions() -> None:
     asked = get_args(get_type_hints(PrecisionConfig)["precision"])
-    assert set(asked) == {"auto", *PRECISIONS}
-    assert [name for name, kind in PRECISIONS.items() if kind.has_scaler] == ["fp16"]
+    kinds = [precision_class(name) for name in precision_names()]
+    assert set(asked) == {"auto", *(kind.name for kind in kinds)}
+    assert [kind.name for kind in kinds] == precision_names()
+    assert [kind.name for kind in kinds if kind.has_scaler] == ["fp16"]
+
+
+FP64 = """
+import torch
+from torch import nn
+from amptrain.precision import Precision
+
+class Fp64(Precision):
+    name = "fp64"
+
+    def convert(self, model: nn.Module) -> nn.Module:
+        return model.double()
+
+    def autocast(self):
+        return torch.autocast("cpu", enabled=False)
+"""
+
+
+def test_a_precision_is_one_file(tmp_path: Path) -> None:
+    """As CONTRIBUTING.md says: the flag, its help, the run and its result know it then."""
+    shutil.copytree(Path(amptrain.__file__).parent, tmp_path / "amptrain")
+    (tmp_path / "amptrain/precisions/fp64.py").write_text(FP64)
+    model = tmp_path / "own.py"
+    model.write_text(
+        "import torch\n"
+        "class Net(torch.nn.Module):\n"
+        "    def __init__(self, classes, channels):\n"
+        "        super().__init__()\n"
+        "        self.head = torch.nn.Linear(64 * channels, classes)\n"
+        "    def forward(self, x):\n"
+        "        return self.head(x.flatten(1).to(self.head.weight.dtype))\n"
+        "def net(num_classes, in_channels):\n"
+        "    return Net(num_classes, in_channels)\n"
+    )
+    flags = ["--precision=fp64", "--max-steps=3", "--name=one", f"--model={model}:net"]
+    done = subprocess.run(
+        [sys.executable, "-m", "amptrain", "train", *flags],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "runs/one/result.json").read_text())
+    assert result["precision"] == "fp64"

@@ -9,12 +9,18 @@ import difflib
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import yaml
 
 from amptrain.errors import ConfigError
 from amptrain.files import atomic_write
+from amptrain.precisions import precision_names
+
+if TYPE_CHECKING:
+    PrecisionName = str
+else:
+    PrecisionName = Literal[("auto", *precision_names())]
 
 Plain = bool | int | float | str | None
 RENAMED = {
@@ -165,7 +171,7 @@ class ModelConfig:
 class PrecisionConfig:
     """How numbers are held, and how fp16 gradients are scaled."""
 
-    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
+    precision: PrecisionName = "auto"
     """auto is bf16 where the hardware has it, else fp16 on a GPU, fp32 on a CPU; fp32 is true FP32,
     with TF32 off."""
     init_scale: float = 2.0**16

@@ -1,13 +1,14 @@
-"""One class per precision. Parameters are FP32 in all; what differs is the arithmetic and, for
-fp16, the loss scale."""
+"""What all precisions have in common, and which one a run takes. Parameters are FP32 in all; what
+differs is the arithmetic and, for fp16, the loss scale. The classes are in `precisions/`, one file
+each."""
 
+import importlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from amptrain.config import PrecisionConfig
@@ -29,6 +30,10 @@ class Precision:
     def __init__(self, device: torch.device, config: PrecisionConfig) -> None:
         self.device = device
         self.one = torch.ones((), device=device)
+
+    @classmethod
+    def check(cls, device: torch.device) -> None:
+        """Raise ConfigError where `device` cannot compute so."""
 
     def configure(self) -> None:
         """Set both TF32 switches: by default torch has it off for matmul and on for cuDNN, which is
@@ -111,79 +116,11 @@ class Precision:
         return f"{self.name} ({arithmetic}, parameters FP32, TF32 {'on' if self.tf32 else 'off'})"
 
 
-class Fp32(Precision):
-    """True FP32."""
-
-    name = "fp32"
-
-
-class Tf32(Precision):
-    """FP32 whose matrix multiplications and convolutions round their inputs to TF32's 10 bits."""
-
-    name = "tf32"
-    tf32 = True
-
-
-class Bf16(Precision):
-    """Autocast to bfloat16. It has FP32's range, so it needs no scaler and never has one."""
-
-    name = "bf16"
-    dtype = torch.bfloat16
-    tf32 = True
-
-
-class Fp16(Precision):
-    """Autocast to float16, always with a scaler: small gradients would vanish without one."""
-
-    name = "fp16"
-    dtype = torch.float16
-    tf32 = True
-    has_scaler = True
-
-    def __init__(self, device: torch.device, config: PrecisionConfig) -> None:
-        super().__init__(device, config)
-        self.scaler = GradScaler(
-            device.type,
-            init_scale=config.init_scale,
-            growth_factor=config.growth_factor,
-            backoff_factor=config.backoff_factor,
-            growth_interval=config.growth_interval,
-        )
-        self.scaler.scale(
-            self.one
-        )  # makes the scaler's own tensors, which it otherwise makes at its first loss
-
-    @property
-    def loss_scale(self) -> Tensor:
-        scale = self.scaler._get_scale_async()  # get_scale() would make the host wait
-        assert scale is not None
-        return scale
-
-    def scale(self, loss: Tensor) -> Tensor:
-        return self.scaler.scale(loss)
-
-    def unscale(self, optimizer: Optimizer) -> Tensor | None:
-        self.scaler.unscale_(optimizer)
-        found = self.scaler._found_inf_per_device(optimizer)
-        return torch.stack([value.to(self.device) for value in found.values()]).amax()
-
-    def step(self, optimizer: Optimizer, found_inf: Tensor) -> None:
-        self.scaler.step(optimizer)
-
-    def update(self) -> None:
-        self.scaler.update()
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.scaler.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        place = {"scale": state["scale"], "_growth_tracker": state["_growth_tracker"]}
-        self.scaler.load_state_dict(
-            {**self.scaler.state_dict(), **place}
-        )  # factors and interval stay those of today
-
-
-PRECISIONS: dict[str, type[Precision]] = {kind.name: kind for kind in (Fp32, Tf32, Bf16, Fp16)}
+def precision_class(name: str) -> type[Precision]:
+    """The class of `precisions/<name>.py`, which is named for its file."""
+    module = importlib.import_module(f"amptrain.precisions.{name}")
+    found: type[Precision] = getattr(module, name.capitalize())
+    return found
 
 
 def precision_name(asked: str, device: torch.device) -> str:
@@ -214,18 +151,9 @@ def resolve_precision(config: PrecisionConfig, device: torch.device) -> Precisio
 
     Raises ConfigError where the device cannot do what was asked for.
     """
-    name = precision_name(config.precision, device)
-    if name == "tf32" and device.type != "cuda":
-        raise ConfigError(
-            "--precision tf32 needs a CUDA device: TF32 is a mode of tensor cores. Use fp32 on a "
-            "CPU."
-        )
-    if name == "tf32" and torch.cuda.get_device_capability(device) < (8, 0):
-        raise ConfigError(
-            f"--precision tf32 needs an Ampere GPU or newer; {torch.cuda.get_device_name(device)} "
-            "has none. Use fp32."
-        )
-    return PRECISIONS[name](device, config)
+    kind = precision_class(precision_name(config.precision, device))
+    kind.check(device)
+    return kind(device, config)
 
 
 def require_fp32(model: nn.Module) -> None:

@@ -16,7 +16,7 @@ from amptrain.errors import ConfigError
 from amptrain.files import atomic_write
 from amptrain.model import weights_sha256
 from amptrain.optim import with_learning_rates
-from amptrain.precision import PRECISIONS, precision_name
+from amptrain.precision import precision_class, precision_name
 from amptrain.report.log import RunLog
 
 RESULT = "result.json"
@@ -110,7 +110,7 @@ def finished(config: TrainConfig, device: torch.device) -> list[str]:
         for name in now
         if name in before and before[name] != now[name] and name not in NO_INFLUENCE
     ]
-    if not PRECISIONS[result["precision"]].has_scaler and "precision" not in other:
+    if not precision_class(result["precision"]).has_scaler and "precision" not in other:
         other = [name for name in other if name not in LOSS_SCALE]
     if set(other) <= {"epochs", "max_steps"} and is_longer(before, now):
         return []
