@@ -2,10 +2,10 @@
 PYTHON ?= python3
 export TORCH # make build TORCH=2.7.0: another folder of locks
 .DEFAULT_GOAL := help
-.PHONY: help jupyter ssh shell train check test test-scale bench build lock clean
+.PHONY: help jupyter ssh shell train check test test-scale bench build release-image lock clean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 jupyter: ## JupyterLab in the browser; finds out by itself whether there is a GPU
 	@$(PYTHON) -m host.up jupyter
@@ -33,6 +33,9 @@ test-scale: ## train on real clusters made of containers: Slurm
 
 build: ## build the image pytorch-cuda:v2.6
 	@$(PYTHON) -m host.build $(ARGS)
+
+release-image: ## what is given away: an OCI layout with small layers, and the tag of this version
+	@$(PYTHON) -m host.release_image $(ARGS)
 
 lock: ## make the hash locks in requirements/ anew
 	@requirements/lock

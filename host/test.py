@@ -40,6 +40,10 @@ PROGRAMS = {
     "git": "git",
     "curl": "curl",
     "openssl": "openssl",
+    "zstd": "zstd",
+    "skopeo": "skopeo",
+    "docker-registry": "docker-registry",
+    "/bin/bash-static": "bash-static",
 }
 
 
