@@ -103,7 +103,7 @@ def test_yaml_gives_defaults_and_flags_win(tmp_path: Path) -> None:
     path.write_text("lr: 1e-2\nepochs: 7\nprecision: fp16\n")
     config = parse_config(["--config", str(path), "--epochs", "9", "--no-augment"], "x")
     assert (config.optim.lr, config.optim.epochs, config.precision.precision) == (0.01, 9, "fp16")
-    assert not config.data.augment
+    assert config.data.augment == "none"
     assert parse_config([f"--config={path}"], "x").optim.epochs == 7
     assert parse_config([], "x") == TrainConfig()
 

@@ -52,7 +52,7 @@ def test_digits_are_the_ones_described() -> None:
 
 
 def test_digits_split_is_fixed_and_apart() -> None:
-    task = open_dataset(DataConfig(augment=False), seed=0)
+    task = open_dataset(DataConfig(augment="none"), seed=0)
     assert (len(task.train), len(task.validation), len(task.classes)) == (1437, 360, 10)
     pixels = [
         {data[(VALIDATION, index)].image.numpy().tobytes() for index in range(len(data))}

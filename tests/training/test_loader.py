@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def digits() -> Dataset:
-    return open_dataset(DataConfig(augment=False), seed=0)
+    return open_dataset(DataConfig(augment="none"), seed=0)
 
 
 def cgroup_tree(root: Path, lines: str, files: dict[str, str]) -> Path:

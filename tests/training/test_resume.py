@@ -156,7 +156,7 @@ def test_skips_in_a_row_are_counted_over_a_stop(make_config: Make) -> None:
         ({"batch_size": 64}, "batch_size 128 → 64"),
         ({"seed": 1}, "seed 0 → 1"),
         ({"optimizer": "sgd"}, "optimizer adamw → sgd"),
-        ({"augment": False}, "augment True → False"),
+        ({"augment": False}, "augment flip → none"),
         ({"ema_decay": 0.9}, "ema_decay None → 0.9"),
     ],
 )

@@ -90,15 +90,23 @@ def parse_config(arguments: Sequence[str], prog: str) -> TrainConfig:
     ConfigError."""
     import tyro
 
-    arguments = [_today(argument) for argument in arguments]
+    arguments = [
+        _today(argument, following)
+        for argument, following in zip(arguments, [*arguments[1:], "--"], strict=False)
+    ]
     path = _config_path(arguments)
     defaults = TrainConfig() if path is None else load_yaml(path)
     options = (tyro.conf.OmitArgPrefixes, tyro.conf.AvoidSubcommands)
     return tyro.cli(TrainConfig, prog=prog, args=arguments, default=defaults, config=options)
 
 
-def _today(argument: str) -> str:
-    """A flag by the name of today, where it has the one from before."""
+def _today(argument: str, following: str) -> str:
+    """A flag by the name of today, where it has the one from before; `following` is what comes
+    after it."""
+    if argument == "--no-augment":
+        return "--augment=none"
+    if argument == "--augment" and following.startswith("-"):
+        return "--augment=flip"
     flag, equals, value = argument.partition("=")
     name = flag.removeprefix("--").replace("-", "_")
     if not flag.startswith("--") or name not in RENAMED:

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     PrecisionName = str
 else:
     PrecisionName = Literal[("auto", *precision_names())]
+AugmentName = Literal["none", "flip", "randaugment", "trivialaugment"]
+ScheduleName = Literal["cosine", "step", "constant", "one-cycle"]
+WARMUP_EPOCHS = 2.0
 
 Plain = bool | int | float | str | None
 RENAMED = {
@@ -35,6 +38,8 @@ RENAMED = {
 NAMED_IN_RUN = {
     *("seed", "global_batch_size", "optimizer", "lr", "momentum", "weight_decay", "warmup_epochs"),
     *("label_smoothing", "max_grad_norm", "ema_decay", "head_lr", "freeze", "image_size"),
+    *("augment", "random_erasing", "color_jitter", "mixup", "cutmix", "schedule", "class_weights"),
+    *("lr_step_epochs", "lr_gamma"),
 }
 """Settings that stand in the default name of a run where they are not the default."""
 
@@ -111,8 +116,19 @@ class DataConfig:
     """Directory in which cifar10 lies (cifar-10-batches-py, as torchvision writes it)."""
     image_size: int = 224
     """Height and width of an image in pixels, for imagefolder and fake."""
-    augment: bool = True
-    """Random shifts, crops and flips of training images."""
+    augment: AugmentName = "flip"
+    """Random changes of training images: flip shifts or crops, and flips; randaugment and
+    trivialaugment change shape and colour besides; none also leaves out crops and flips."""
+    random_erasing: float = 0.0
+    """Share of the training images of which a random part is covered, such as 0.1."""
+    color_jitter: float = 0.0
+    """Training images: largest change of brightness, contrast and saturation, such as 0.4."""
+    mixup: float = 0.0
+    """Blend pairs of training images and their labels, in parts of a Beta(MIXUP, MIXUP)
+    distribution, such as 0.2."""
+    cutmix: float = 0.0
+    """Put a part of one training image into another, of a size from a Beta(CUTMIX, CUTMIX)
+    distribution, such as 1.0; with --mixup one of both for each pair."""
     num_workers: int | None = None
     """Loader processes of each rank; the default comes from the CPU quota, and is 0 for data held
     in memory."""
@@ -126,11 +142,23 @@ class DataConfig:
     def __post_init__(self) -> None:
         from amptrain.data.sources import check
 
+        require_finite(self)
         check(self.data)
         require(
             self.val_fraction is None or 0 < self.val_fraction < 1,
             f"--val-fraction is {self.val_fraction}; it needs to be between 0 and 1, such as 0.2.",
         )
+        require(
+            0 <= self.random_erasing <= 1,
+            f"--random-erasing is {self.random_erasing}; it needs to be from 0 to 1.",
+        )
+        require(
+            0 <= self.color_jitter <= 1,
+            f"--color-jitter is {self.color_jitter}; it needs to be from 0 to 1.",
+        )
+        for name in ("mixup", "cutmix"):
+            value = getattr(self, name)
+            require(value >= 0, f"--{name} is {value}; it needs to be 0 (none) or above.")
         require(
             self.image_size >= 8, f"--image-size is {self.image_size}; it needs at least 8 pixels."
         )
@@ -163,8 +191,18 @@ class ModelConfig:
     """torch.compile; the first steps take longer."""
     sync_batchnorm: bool = False
     """BatchNorm over the images of all processes, for few images on each GPU."""
+    grad_checkpointing: bool = False
+    """Compute the inside of each block again in the backward pass in place of keeping it: less
+    memory, more time, the same step."""
     find_unused_parameters: bool = False
     """Several processes: allow parameters that do not take part in each step; slower."""
+
+    def __post_init__(self) -> None:
+        require(
+            not (self.grad_checkpointing and self.compile),
+            "--grad-checkpointing and --compile do not go together: torch.compile decides by "
+            "itself what it computes again. Leave one of them out.",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,8 +283,20 @@ class OptimConfig:
     """Momentum, for sgd."""
     weight_decay: float = 5e-2
     """Weight decay of matrices and kernels; biases and norms have none."""
-    warmup_epochs: float = 2.0
-    """Epochs in which the learning rate rises from near 0; after them it falls as a cosine to 0."""
+    warmup_epochs: float = WARMUP_EPOCHS
+    """Epochs in which the learning rate rises from near 0; after them it follows --schedule."""
+    schedule: ScheduleName = "cosine"
+    """cosine falls to 0; step falls by --lr-gamma every --lr-step-epochs; constant stays; one-cycle
+    rises over 30 % of the steps, without a warm-up, and falls to near 0."""
+    lr_step_epochs: int | None = None
+    """Epochs between two falls of --schedule step; the default is a third of all."""
+    lr_gamma: float = 0.1
+    """What --schedule step multiplies the learning rate with."""
+    early_stop_patience: int | None = None
+    """End the run after this many epochs without a better validation accuracy."""
+    class_weights: Literal["none", "balanced"] = "none"
+    """balanced weighs rare classes more in the loss: by images / (classes × images of the
+    class)."""
     label_smoothing: float = 0.1
     """Share of a label's weight that is spread over all classes."""
     max_grad_norm: float | None = None
@@ -281,6 +331,18 @@ class OptimConfig:
         require(
             self.warmup_epochs >= 0,
             f"--warmup-epochs is {self.warmup_epochs}; it needs to be 0 or more.",
+        )
+        require(
+            self.schedule != "one-cycle" or self.warmup_epochs == WARMUP_EPOCHS,
+            f"--warmup-epochs {self.warmup_epochs:g} has no part in --schedule one-cycle, which "
+            "rises over 30 % of the steps. Leave it out, or take --schedule cosine.",
+        )
+        for name in ("lr_step_epochs", "early_stop_patience"):
+            value, flag = getattr(self, name), f"--{name.replace('_', '-')}"
+            require(value is None or value >= 1, f"{flag} is {value}; it needs at least 1 epoch.")
+        require(
+            0 < self.lr_gamma <= 1,
+            f"--lr-gamma is {self.lr_gamma}; it needs to be above 0 and at most 1.",
         )
         require(
             0 <= self.label_smoothing < 1,
@@ -370,8 +432,12 @@ def from_flat(flat: dict[str, Any]) -> TrainConfig:
 
 
 def renamed(flat: dict[str, Any]) -> dict[str, Any]:
-    """`flat` with the names of today."""
-    return {RENAMED.get(name, name): value for name, value in flat.items()}
+    """`flat` with the names of today, and --augment with today's values, where it was true or
+    false."""
+    today = {RENAMED.get(name, name): value for name, value in flat.items()}
+    if isinstance(today.get("augment"), bool):
+        today["augment"] = "flip" if today["augment"] else "none"
+    return today
 
 
 def _coerce(setting: "dataclasses.Field[Any]", value: Any) -> Any:

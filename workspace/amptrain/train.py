@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 import torch
-from torch import nn
 
 from amptrain.checkpoint.lock import alone_in
 from amptrain.checkpoint.state import TrainState
@@ -17,11 +16,13 @@ from amptrain.config import TrainConfig, save_yaml
 from amptrain.data import contents
 from amptrain.data.datasets import open_dataset
 from amptrain.data.feed import Feed
+from amptrain.data.mixing import is_mixed
 from amptrain.data.order import Order
 from amptrain.distributed import Processes
 from amptrain.errors import ConfigError, TrainingError
 from amptrain.inference.model_file import BEST, LAST, write_model
 from amptrain.inference.saved import saved_info
+from amptrain.loss import make_loss
 from amptrain.memory import is_out_of_memory, out_of_memory
 from amptrain.optim import with_learning_rates
 from amptrain.pretrained import as_trained, find_weights, size_advice
@@ -29,10 +30,10 @@ from amptrain.report.diagnose import diagnose
 from amptrain.report.introduction import introduction
 from amptrain.report.log import EpochRecord, RunLog
 from amptrain.report.monitor import watch
-from amptrain.report.result import RESULT, finish, finished
+from amptrain.report.result import RESULT, early_stop_text, finish, finished
 from amptrain.report.terminal import logger, terminal
 from amptrain.report.window import WindowMeter
-from amptrain.schedule import ema_decay, learning_rate
+from amptrain.schedule import ema_decay, make_schedule
 from amptrain.signals import StopSignal
 from amptrain.step import MicroBatch, PendingOutcome, StepOutcome, backward, update
 from amptrain.validate import validate
@@ -110,8 +111,6 @@ class Trainer:
         torch.backends.cudnn.benchmark = not config.run.deterministic
         torch.use_deterministic_algorithms(config.run.deterministic)
         optim = config.optim
-        assert optim.lr is not None
-        self.peak_lr = optim.lr
         self.task = open_dataset(config.data, config.run.seed)
         weights = config.model.weights
         start = None if weights is None else find_weights(weights, config.model_name)
@@ -123,14 +122,15 @@ class Trainer:
             seed=config.run.seed,
             accumulate=optim.grad_accum_steps,
             world_size=processes.world_size,
+            pairs=is_mixed(config.data),
         )
         self.total_steps = optim.epochs * self.order.steps_per_epoch
         if optim.max_steps is not None:
             self.total_steps = min(self.total_steps, optim.max_steps)
-        self.warmup_steps = min(
-            round(optim.warmup_epochs * self.order.steps_per_epoch), self.total_steps // 2
+        self.schedule = make_schedule(
+            optim, steps_per_epoch=self.order.steps_per_epoch, total=self.total_steps
         )
-        self.loss = nn.CrossEntropyLoss(label_smoothing=optim.label_smoothing)
+        self.loss = make_loss(optim, self.task, processes.device)
         self.state = TrainState(config, self.task, self.order.steps_per_epoch, processes)
         self.store = CheckpointStore(config.run_dir / "checkpoints", config.run.keep_checkpoints)
         self.is_known_data = False
@@ -184,6 +184,9 @@ class Trainer:
         if self._validation_due() and not self._end_epoch():
             return self._stopped()
         for step in range(progress.step, self.total_steps):
+            if self.state.is_stopped_early:
+                self.log.message(early_stop_text(self.config, progress, self.order))
+                break
             if self.processes.any(self.stop.number is not None):
                 return self._stopped()
             self._train_step(step)
@@ -200,7 +203,7 @@ class Trainer:
         self._write_model(LAST)
         if self.processes.is_main:
             finish(self.config, self.order, self.state, broken, self.log)
-        if self.saved_step < self.total_steps:
+        if self.saved_step < progress.step:
             raise CheckpointError(
                 "Trained to the end, but the last checkpoint of this run is of step "
                 f"{self.saved_step}: the ones after "
@@ -225,12 +228,7 @@ class Trainer:
             guard=state.guard,
         )
         self._settle()
-        self.lr = learning_rate(
-            state.progress.optimizer_steps,
-            peak=self.peak_lr,
-            warmup=self.warmup_steps,
-            total=self.total_steps,
-        )
+        self.lr = self.schedule.rate(state.progress.optimizer_steps)
         self.pending = update(
             state.optimizer,
             state.precision,

@@ -21,6 +21,7 @@ MAY_DIFFER = {
         "keep_checkpoints",
     ),
     *("precision", "init_scale", "skip_broken", "val_fraction"),
+    *("grad_checkpointing", "early_stop_patience"),
 }
 """Settings without influence on the weights, or (val_fraction) whose influence data.json shows. The
 precision is looked at by itself, since auto and bf16 may be the same, and the loss scale continues
@@ -30,6 +31,10 @@ MUST_MATCH = {
         "data",
         "image_size",
         "augment",
+        "random_erasing",
+        "color_jitter",
+        "mixup",
+        "cutmix",
         "seed",
         "global_batch_size",
         "model",

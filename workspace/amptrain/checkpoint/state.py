@@ -20,6 +20,7 @@ from amptrain.data.datasets import Dataset
 from amptrain.distributed import Processes
 from amptrain.ema import Ema
 from amptrain.errors import ConfigError
+from amptrain.grad_checkpointing import checkpoint_gradients
 from amptrain.model import build_model, freeze_backbone, frozen_norms
 from amptrain.optim import build_optimizer
 from amptrain.precision import resolve_precision
@@ -76,6 +77,8 @@ class TrainState:
         self.model = self.precision.convert(self.model)
         seed_all(config.run.seed, processes.rank)
         self.ema = Ema(self.model) if config.optim.ema_decay is not None else None
+        if config.model.grad_checkpointing:  # after the averaged model, which is not trained
+            checkpoint_gradients(self.model)
         self.optimizer = build_optimizer(self.model, config.optim)
         self.guard = BufferGuard(self.model)
         self.progress = Progress()
@@ -84,6 +87,16 @@ class TrainState:
     def judged(self) -> nn.Module:
         """The model that is validated, and used afterwards: the averaged one, if there is one."""
         return self.model if self.ema is None else self.ema.model
+
+    @property
+    def is_stopped_early(self) -> bool:
+        """Whether the last validation is so many epochs after the best as --early-stop-patience
+        allows. It follows from what is saved anyway, so a run that continues ends where it would
+        have ended."""
+        patience, progress = self.config.optim.early_stop_patience, self.progress
+        if patience is None or progress.step == 0 or progress.validated_step != progress.step:
+            return False
+        return progress.step - progress.best_step >= patience * self.steps_per_epoch
 
     def start_from(self, start: StartWeights, classes: tuple[str, ...]) -> str:
         """Take over weights before the first step. Returns a sentence on what was left out."""

@@ -14,6 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from amptrain.config import DataConfig
+from amptrain.data.augment import Augment, is_wanted
 from amptrain.data.contents import contents_of
 from amptrain.data.decode import READ_ERRORS, broken_text, crop_resize, retried, upright_size
 from amptrain.data.files import FileList
@@ -56,6 +57,11 @@ class Sample(NamedTuple):
 class Images(torch.utils.data.Dataset[Sample]):
     """Images that are read by (epoch, index); `index` is from 0 to len() - 1."""
 
+    augment: Augment | None = None
+    """What changes them in training; None where nothing does."""
+    labels: NDArray[np.integer] | None = None
+    """The class of each; None where it is not known without reading the image."""
+
     def __len__(self) -> int:
         raise NotImplementedError
 
@@ -92,36 +98,55 @@ def open_dataset(config: DataConfig, seed: int) -> Dataset:
     """The data set that `config` names. Raises ConfigError for what is missing or wrong in it."""
     kind, argument = split(config.data)
     dataset: Dataset = module_of(kind).open(argument, config, seed)
+    if is_wanted(config) and dataset.train.augment is None:
+        raise ConfigError(
+            f"--augment {config.augment}, --random-erasing and --color-jitter change images of 8 "
+            f"bits, and {dataset.name} gives none: noise, or what transforms of your own made of "
+            "them. Put the augmentation there, and leave these flags out."
+        )
     return dataset
 
 
 class ArrayImages(Images):
     """Images held in memory."""
 
+    labels: NDArray[np.integer]
+
     def __init__(
-        self, images: Pixels, labels: NDArray[np.integer], seed: int, max_shift: int, flips: bool
+        self,
+        images: Pixels,
+        labels: NDArray[np.integer],
+        seed: int,
+        augment: Augment | None = None,
+        max_shift: int = 0,
+        flips: bool = False,
     ) -> None:
         self.images, self.labels = images, labels
-        self.seed, self.max_shift, self.flips = seed, max_shift, flips
+        self.seed, self.augment, self.max_shift, self.flips = seed, augment, max_shift, flips
 
     def __len__(self) -> int:
         return len(self.images)
 
     def __getitem__(self, key: Key) -> Sample:
         epoch, index = key
-        image = self.images[index]
-        if epoch != VALIDATION and self.max_shift:
+        image, label = self.images[index], int(self.labels[index])
+        if epoch != VALIDATION and self.augment is not None:
             rng = sample_rng(self.seed, epoch, index)
-            image = shift(image, self.max_shift, rng)
-            image = flip(image, rng) if self.flips else image
-        return Sample(torch.from_numpy(np.ascontiguousarray(image)), int(self.labels[index]))
+            if self.augment.moves:
+                image = shift(image, self.max_shift, rng)
+                image = flip(image, rng) if self.flips else image
+            image = self.augment(image, rng)
+        return Sample(torch.from_numpy(np.ascontiguousarray(image)), label)
 
 
 class FileImages(Images):
     """Image files, read as RGB squares of `size` pixels."""
 
-    def __init__(self, files: FileList, size: int, seed: int, augment: bool) -> None:
+    def __init__(
+        self, files: FileList, size: int, seed: int, augment: Augment | None = None
+    ) -> None:
         self.files, self.size, self.seed, self.augment = files, size, seed, augment
+        self.labels = files.labels
 
     def __len__(self) -> int:
         return len(self.files)
@@ -145,15 +170,25 @@ class FileImages(Images):
 
     def _read(self, path: str, epoch: int, index: int) -> Tensor:
         with Image.open(path) as file:
-            width, height = upright_size(file)
-            if epoch == VALIDATION or not self.augment:
-                image = crop_resize(file, center_box(width, height), self.size)
-                pixels = np.asarray(image).transpose(2, 0, 1)
-            else:
-                rng = sample_rng(self.seed, epoch, index)
-                image = crop_resize(file, random_resized_box(width, height, rng), self.size)
-                pixels = flip(np.asarray(image).transpose(2, 0, 1), rng)
+            pixels = square_of(
+                file,
+                self.size,
+                None if epoch == VALIDATION else self.augment,
+                sample_rng(self.seed, epoch, index),
+            )
         return torch.from_numpy(np.ascontiguousarray(pixels))
+
+
+def square_of(
+    image: Image.Image, size: int, augment: Augment | None, rng: np.random.Generator
+) -> Pixels:
+    """The middle of `image`, or a random part of it, as a square of `size` pixels, augmented."""
+    width, height = upright_size(image)
+    moves = augment is not None and augment.moves
+    box = random_resized_box(width, height, rng) if moves else center_box(width, height)
+    pixels: Pixels = np.asarray(crop_resize(image, box, size)).transpose(2, 0, 1)
+    pixels = flip(pixels, rng) if moves else pixels
+    return pixels if augment is None else augment(pixels, rng)
 
 
 class FakeImages(Images):
@@ -228,8 +263,8 @@ def file_dataset(
     return Dataset(
         name=config.data,
         classes=tuple(classes),
-        train=FileImages(train, size, seed, config.augment),
-        validation=FileImages(validation, size, seed, augment=False),
+        train=FileImages(train, size, seed, Augment(config, mean=IMAGENET_MEAN)),
+        validation=FileImages(validation, size, seed),
         shape=(3, size, size),
         mean=IMAGENET_MEAN,
         std=IMAGENET_STD,

@@ -15,6 +15,7 @@ from amptrain.data.loader import (
     make_loader,
 )
 from amptrain.data.look import find_broken
+from amptrain.data.mixing import Mixer, make_mixer
 from amptrain.data.order import Order, TrainBatches, ValidationBatches
 from amptrain.distributed import Processes
 from amptrain.errors import TrainingError
@@ -54,6 +55,7 @@ class Feed:
         self.validation_batches = ValidationBatches(
             len(task.validation), self.max_images, processes.rank, processes.world_size
         )
+        self.mixer = make_mixer(config.data, task, order.seed)
         self.broken: set[str] = set()
         self.broken_list = config.run_dir / "broken.txt"
         self.opened: list[DeviceBatches | FakeBatches] = []
@@ -62,21 +64,28 @@ class Feed:
         """Make `training`, from step `start` to step `stop`, and `validation`."""
         self.log = log
         training = TrainBatches(self.order, start, stop, self.processes.rank)
-        self.training = self._batches(self.task.train, training, self.workers)
+        self.training = self._batches(self.task.train, training, self.mixer)
         self.opened.append(self.training)
-        self.validation = self._batches(self.task.validation, self.validation_batches, self.workers)
+        self.validation = self._batches(self.task.validation, self.validation_batches)
         self.opened.append(self.validation)
 
     def _batches(
-        self, images: Images, batches: BatchSampler, workers: int
+        self, images: Images, batches: BatchSampler, mixer: Mixer | None = None
     ) -> DeviceBatches | FakeBatches:
         device = self.processes.device
         if isinstance(images, FakeImages):
-            return FakeBatches(batches, self.task, device, self.memory_format, self.max_images)
+            return FakeBatches(
+                batches, self.task, device, self.memory_format, self.max_images, mixer
+            )
         loader: DataLoader[object] = make_loader(
-            images, batches, workers, self.config.prefetch_factor, pin_memory=device.type == "cuda"
+            images,
+            batches,
+            self.workers,
+            self.config.prefetch_factor,
+            pin_memory=device.type == "cuda",
+            mixer=mixer,
         )
-        return DeviceBatches(loader, self.task, device, self.memory_format, self._report)
+        return DeviceBatches(loader, self.task, device, self.memory_format, self._report, mixer)
 
     def close(self) -> None:
         """End the loader workers."""

@@ -4,6 +4,7 @@ computing."""
 import atexit
 import time
 from collections.abc import Callable, Iterable, Iterator
+from itertools import batched, compress
 from multiprocessing import Process
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from torch.utils.data import Dataset as MapDataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from amptrain.data.datasets import Dataset, FakeImages, Images, Sample
+from amptrain.data.mixing import Mixer, Mixes
 from amptrain.data.order import MicroBatchKeys
 from amptrain.errors import ConfigError
 from amptrain.limits import shared_memory_free
@@ -39,18 +41,34 @@ class Batch(NamedTuple):
     broken: tuple[str, ...]
     loss_weight: float = 1.0
     last: bool = True
+    mixes: Mixes | None = None
 
 
 class BatchReader(MapDataset[Batch]):
     """Data set whose item is a whole micro-batch: so what the order says of one travels with it,
     through the workers, to the step."""
 
-    def __init__(self, images: Images) -> None:
-        self.images = images
+    def __init__(self, images: Images, mixer: Mixer | None = None) -> None:
+        self.images, self.mixer = images, mixer
 
     def __getitem__(self, asked: MicroBatchKeys) -> Batch:
-        batch = collate([self.images[key] for key in asked.keys])
-        return batch._replace(loss_weight=asked.loss_weight, last=asked.last)
+        samples = [self.images[key] for key in asked.keys]
+        mixes = None
+        if self.mixer is not None:
+            samples = without_odd_ones(samples)
+            good = [sample.label >= 0 for sample in samples]
+            mixes = self.mixer.draw(list(compress(asked.keys, good)))
+        batch = collate(samples)
+        return batch._replace(loss_weight=asked.loss_weight, last=asked.last, mixes=mixes)
+
+
+def without_odd_ones(samples: list[Sample]) -> list[Sample]:
+    """`samples`, a pair marked as unreadable where one of it is."""
+    return [
+        sample if other.label >= 0 else sample._replace(label=-1)
+        for pair in batched(samples, 2, strict=True)
+        for sample, other in zip(pair, reversed(pair), strict=True)
+    ]
 
 
 def as_it_is(batch: Batch) -> Batch:
@@ -114,11 +132,16 @@ def choose_workers(
 
 
 def make_loader(
-    images: Images, batches: BatchSampler, workers: int, prefetch: int, pin_memory: bool
+    images: Images,
+    batches: BatchSampler,
+    workers: int,
+    prefetch: int,
+    pin_memory: bool,
+    mixer: Mixer | None = None,
 ) -> DataLoader[Batch]:
-    """A loader of `batches`, a batch sampler."""
+    """A loader of `batches`, a batch sampler; `mixer` draws how the images of each are mixed."""
     return DataLoader(
-        BatchReader(images),
+        BatchReader(images, mixer),
         sampler=batches,
         batch_size=None,
         num_workers=workers,
@@ -137,8 +160,9 @@ def make_loader(
 class DeviceBatches:
     """Iterates over a loader's batches as MicroBatches on the device.
 
-    Images come as normalised float32, (n, channels, height, width), in `memory_format`. On CUDA the
-    copy and the normalisation run on a stream of their own, beside the step before. `waited` counts
+    Images come as normalised float32, (n, channels, height, width), in `memory_format`, and mixed
+    if there is a `mixer`. On CUDA the copy, the normalisation and the mixing run on a stream of
+    their own, beside the step before. `waited` counts
     the seconds that the host spent waiting for the loader. `report` is told of the images that
     could not be read.
     """
@@ -150,6 +174,7 @@ class DeviceBatches:
         device: torch.device,
         memory_format: torch.memory_format,
         report: Callable[[tuple[str, ...]], None],
+        mixer: Mixer | None = None,
     ) -> None:
         self.loader, self.device, self.memory_format, self.report = (
             loader,
@@ -157,6 +182,7 @@ class DeviceBatches:
             memory_format,
             report,
         )
+        self.mixer = mixer
         self.waited = 0.0
         self.batches: Iterator[Batch] | None = None
         self.mean = torch.tensor(task.mean, device=device).view(-1, 1, 1)
@@ -200,9 +226,18 @@ class DeviceBatches:
             )
             labels = batch.labels.to(self.device, non_blocking=True)
             images = (images.float() - self.mean) / self.std
+            if self.mixer is not None and batch.mixes is not None:
+                mixes = to_device(batch.mixes, self.device)
+                images, labels = self.mixer.mix(images, labels, mixes)
+                images = images.contiguous(memory_format=self.memory_format)
         return MicroBatch(
             inputs=images, targets=labels, loss_weight=batch.loss_weight, last=batch.last
         )
+
+
+def to_device(mixes: Mixes, device: torch.device) -> Mixes:
+    """`mixes` on `device`."""
+    return Mixes(*(tensor.to(device, non_blocking=True) for tensor in mixes))
 
 
 def _kill(workers: list[Process]) -> None:
@@ -226,8 +261,9 @@ class FakeBatches:
         device: torch.device,
         memory_format: torch.memory_format,
         max_images: int,
+        mixer: Mixer | None = None,
     ) -> None:
-        self.max_images = max_images
+        self.max_images, self.mixer = max_images, mixer
         self.batches, self.task, self.device, self.memory_format = (
             batches,
             task,
@@ -244,12 +280,12 @@ class FakeBatches:
             len(self.task.classes), shape[:1], generator=generator, device=self.device
         )
         for keys, loss_weight, last in self.batches:
-            yield MicroBatch(
-                inputs=images[: len(keys)],
-                targets=labels[: len(keys)],
-                loss_weight=loss_weight,
-                last=last,
-            )
+            inputs, targets = images[: len(keys)], labels[: len(keys)]
+            if self.mixer is not None:
+                mixes = to_device(self.mixer.draw(keys), self.device)
+                inputs, targets = self.mixer.mix(inputs, targets, mixes)
+                inputs = inputs.contiguous(memory_format=self.memory_format)
+            yield MicroBatch(inputs=inputs, targets=targets, loss_weight=loss_weight, last=last)
 
     def close(self) -> None:
         """There are no workers to end."""

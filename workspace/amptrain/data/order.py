@@ -31,10 +31,20 @@ class Order:
     of one image: each process gets at least two in each micro-batch. What is left at an epoch's end
     and cannot be split so (fewer than two for each process) is left out of that epoch; another
     epoch's order has it elsewhere.
+
+    With `pairs` images 2i and 2i + 1 of a step are never parted by a split, and no step has an odd
+    number of them.
     """
 
     def __init__(
-        self, images: int, batch_size: int, *, seed: int, accumulate: int = 1, world_size: int = 1
+        self,
+        images: int,
+        batch_size: int,
+        *,
+        seed: int,
+        accumulate: int = 1,
+        world_size: int = 1,
+        pairs: bool = False,
     ) -> None:
         """Raises ConfigError where a step cannot be split."""
         if batch_size % (accumulate * world_size):
@@ -52,7 +62,17 @@ class Order:
                 "micro-batches; BatchNorm has no variance of one. It needs to be at least "
                 f"{2 * accumulate * world_size}."
             )
+        each = batch_size // (accumulate * world_size)
+        if pairs and each % 2:
+            raise ConfigError(
+                f"--mixup and --cutmix mix pairs of images. --global-batch-size {batch_size} gives "
+                f"each of {world_size} processes {each} in each of {accumulate} micro-batches; it "
+                f"needs to be an even number there, such as {batch_size + accumulate * world_size} "
+                "in all."
+            )
         self.batch_size, self.seed, self.world_size = batch_size, seed, world_size
+        self.together = 2 if pairs else 1
+        """Images that a split does not part."""
         self.micro_batch = batch_size // accumulate
         """Most images of one micro-batch, over all processes."""
         tail = images % batch_size
@@ -68,8 +88,10 @@ class Order:
         self._epoch: tuple[int, NDArray[np.int64]] = (-1, np.zeros(0, dtype=np.int64))
 
     def _can_be_split(self, images: int) -> bool:
-        """Whether each process gets two images in each micro-batch of so small a step."""
-        return images // math.ceil(images / self.micro_batch) >= 2 * self.world_size
+        """Whether each process gets two images in each micro-batch of so small a step, and none is
+        left without its pair."""
+        each = images // math.ceil(images / self.micro_batch)
+        return each >= 2 * self.world_size and images % self.together == 0
 
     def epoch(self, epoch: int) -> NDArray[np.int64]:
         """The order of all images in an epoch."""
@@ -103,9 +125,7 @@ class Order:
         """
         epoch, indices = self.step(step)
         count = math.ceil(len(indices) / self.micro_batch)
-        parts = [
-            np.array_split(micro, self.world_size)[rank] for micro in np.array_split(indices, count)
-        ]
+        parts = [self._split(micro, self.world_size)[rank] for micro in self._split(indices, count)]
         return [
             MicroBatchKeys(
                 keys=[(epoch, int(index)) for index in part],
@@ -114,6 +134,11 @@ class Order:
             )
             for number, part in enumerate(parts, start=1)
         ]
+
+    def _split(self, indices: NDArray[np.int64], parts: int) -> list[NDArray[np.int64]]:
+        """As evenly as can be."""
+        rows = indices.reshape(-1, self.together)
+        return [part.reshape(-1) for part in np.array_split(rows, parts)]
 
 
 class TrainBatches:

@@ -107,7 +107,7 @@ def open_as_trained(config: EvaluateConfig, info: ModelInfo) -> Dataset:
     """The data, with the images held out that the run held out: others it was trained on. Raises
     ConfigError."""
     size = max(info.shape[1], 8)
-    data = DataConfig(data=config.data, data_dir=config.data_dir, image_size=size, augment=False)
+    data = DataConfig(data=config.data, data_dir=config.data_dir, image_size=size, augment="none")
     try:
         return open_dataset(replace(data, val_fraction=info.val_fraction), info.seed)
     except ConfigError:  # other data, which has images for validation and needs no fraction

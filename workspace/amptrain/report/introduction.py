@@ -27,6 +27,7 @@ def introduction(
         f"A step takes {config.optim.global_batch_size} images: {counted(world, 'process')} × "
         f"{counted(config.optim.grad_accum_steps, 'micro-batch')} × {part} images.",
         rates(config),
+        *mixed(config),
         *slow_on_cpu(config.precision.precision, state.precision, device),
     ]
 
@@ -43,6 +44,19 @@ def rates(config: TrainConfig) -> str:
     head = f", {optim.head_lr:g} for the head" if optim.head_lr else ""
     only = " (the rest is frozen)" if config.model.freeze else ""
     return f"Learning rate {optim.lr:g}{head}{only}, with {optim.optimizer}."
+
+
+def mixed(config: TrainConfig) -> list[str]:
+    """What the training loss means where images are mixed."""
+    flags = [
+        f"{name} {value:g}" for name in ("mixup", "cutmix") if (value := getattr(config.data, name))
+    ]
+    if not flags:
+        return []
+    return [
+        f"Training images are mixed in pairs ({', '.join(flags)}): the training loss is that of "
+        "mixed labels and stays above the validation loss, whose images are as they are."
+    ]
 
 
 def slow_on_cpu(asked: str, precision: Precision, device: torch.device) -> list[str]:

@@ -8,7 +8,7 @@ import torch
 import torchvision
 import yaml
 
-from amptrain.checkpoint.state import TrainState
+from amptrain.checkpoint.state import Progress, TrainState
 from amptrain.checkpoint.store import damage
 from amptrain.config import TrainConfig, flatten, renamed
 from amptrain.data.order import Order
@@ -31,7 +31,7 @@ NO_INFLUENCE = {
         "log_every",
         "save_every",
     ),
-    *("keep_checkpoints", "device", "skip_broken"),
+    *("keep_checkpoints", "device", "skip_broken", "grad_checkpointing"),
 }
 """Settings that change nothing in a run that is over. `data` is among them since the same data may
 lie at another path."""
@@ -39,6 +39,8 @@ LOSS_SCALE = {
     *("init_scale", "growth_factor", "backoff_factor", "growth_interval", "min_scale"),
     "max_consecutive_skips",
 }
+LENGTH = {"epochs", "max_steps", "early_stop_patience"}
+"""Settings that say when a run ends; more of them continue it."""
 
 
 def finish(config: TrainConfig, order: Order, state: TrainState, broken: int, log: RunLog) -> None:
@@ -53,6 +55,9 @@ def finish(config: TrainConfig, order: Order, state: TrainState, broken: int, lo
         "epochs": progress.step / order.steps_per_epoch,
         "steps": progress.step,
         "skipped_steps": progress.step - progress.optimizer_steps,
+        "stopped_early": state.is_stopped_early,
+        "best_accuracy": progress.best_accuracy,
+        "best_epoch": progress.best_step / order.steps_per_epoch,
         "seconds": progress.seconds,
         "images_per_s": seen / progress.seconds,
         "precision": state.precision.name,
@@ -112,7 +117,7 @@ def finished(config: TrainConfig, device: torch.device) -> list[str]:
     ]
     if not precision_class(result["precision"]).has_scaler and "precision" not in other:
         other = [name for name in other if name not in LOSS_SCALE]
-    if set(other) <= {"epochs", "max_steps"} and is_longer(before, now):
+    if set(other) <= LENGTH and is_longer(before, now, result.get("stopped_early", False)):
         return []
     if other:
         changes = ", ".join(f"{name} {before[name]} → {now[name]}" for name in other)
@@ -128,7 +133,20 @@ def finished(config: TrainConfig, device: torch.device) -> list[str]:
     ]
 
 
-def is_longer(before: dict[str, Any], now: dict[str, Any]) -> bool:
+def early_stop_text(config: TrainConfig, progress: Progress, order: Order) -> str:
+    """The sentence on a run that ends before its last epoch."""
+    return (
+        f"Ended early at step {progress.step}: --early-stop-patience "
+        f"{config.optim.early_stop_patience} epochs without a better validation accuracy than "
+        f"{progress.best_accuracy:.2%}, which was that of epoch "
+        f"{progress.best_step // order.steps_per_epoch}."
+    )
+
+
+def is_longer(before: dict[str, Any], now: dict[str, Any], stopped_early: bool) -> bool:
     """Whether a run of the settings `now` may have steps left after one of `before`."""
+    patience = [flat.get("early_stop_patience") or math.inf for flat in (before, now)]
+    if stopped_early:
+        return patience[1] > patience[0]
     steps = [flat.get("max_steps") or math.inf for flat in (before, now)]
     return bool(now["epochs"] > before["epochs"] or steps[1] > steps[0])

@@ -5,10 +5,12 @@ import pickle
 import numpy as np
 
 from amptrain.config import DataConfig
+from amptrain.data.augment import Augment
 from amptrain.data.datasets import ArrayImages, Dataset
 from amptrain.data.transforms import Pixels
 from amptrain.errors import ConfigError
 
+MEAN = (125.3, 123.0, 113.9)
 USAGE = "cifar10"
 
 
@@ -46,6 +48,7 @@ def open(argument: str, config: DataConfig, seed: int) -> Dataset:
     test_images, test_labels = read("test_batch")
     images = np.concatenate([part[0] for part in parts])
     labels = np.array([label for part in parts for label in part[1]])
+    augment = Augment(config, mean=MEAN)
     return Dataset(
         name="cifar10",
         classes=(
@@ -60,10 +63,10 @@ def open(argument: str, config: DataConfig, seed: int) -> Dataset:
             "ship",
             "truck",
         ),
-        train=ArrayImages(images, labels, seed, 4 * config.augment, flips=True),
-        validation=ArrayImages(test_images, np.array(test_labels), seed, 0, flips=False),
+        train=ArrayImages(images, labels, seed, augment, max_shift=4, flips=True),
+        validation=ArrayImages(test_images, np.array(test_labels), seed),
         shape=(3, 32, 32),
-        mean=(125.3, 123.0, 113.9),
+        mean=MEAN,
         std=(63.0, 62.1, 66.7),
         in_memory=False,
         crop=1.0,

@@ -5,8 +5,10 @@ from pathlib import Path
 import numpy as np
 
 from amptrain.config import DataConfig
+from amptrain.data.augment import Augment
 from amptrain.data.datasets import ArrayImages, Dataset
 
+MEAN, WHITE = (4.88,), 16.0
 USAGE = "digits"
 DIGITS = Path(__file__).parents[1] / "datafiles" / "digits.npz"
 DIGITS_TEST = 360
@@ -19,15 +21,16 @@ def open(argument: str, config: DataConfig, seed: int) -> Dataset:
     with np.load(DIGITS) as arrays:
         images, labels = arrays["images"], arrays["labels"]
     test = np.arange(len(images)) * 7919 % len(images) < DIGITS_TEST
+    augment = Augment(config, mean=MEAN, pixel_max=WHITE)
     return Dataset(
         name="digits",
         classes=tuple(str(digit) for digit in range(10)),
-        train=ArrayImages(images[~test], labels[~test], seed, int(config.augment), flips=False),
-        validation=ArrayImages(images[test], labels[test], seed, 0, flips=False),
+        train=ArrayImages(images[~test], labels[~test], seed, augment, max_shift=1),
+        validation=ArrayImages(images[test], labels[test], seed),
         shape=(1, 8, 8),
-        mean=(4.88,),
+        mean=MEAN,
         std=(6.02,),
         in_memory=True,
-        pixel_max=16.0,
+        pixel_max=WHITE,
         crop=1.0,
     )

@@ -24,6 +24,7 @@ from PIL import Image
 from torch import Tensor
 
 from amptrain.config import DataConfig
+from amptrain.data.augment import Augment
 from amptrain.data.datasets import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -32,9 +33,9 @@ from amptrain.data.datasets import (
     Images,
     Key,
     Sample,
+    square_of,
 )
-from amptrain.data.decode import crop_resize, upright_size
-from amptrain.data.transforms import Box, center_box, flip, random_resized_box, sample_rng
+from amptrain.data.transforms import sample_rng
 from amptrain.errors import ConfigError
 
 USAGE = "module:function or file.py:function (returns data sets of your own)"
@@ -43,8 +44,10 @@ USAGE = "module:function or file.py:function (returns data sets of your own)"
 class OwnImages(Images):
     """The items of a map-style data set, by (epoch, index)."""
 
-    def __init__(self, items: Any, size: int, seed: int, augment: bool) -> None:
+    def __init__(self, items: Any, size: int, seed: int, augment: Augment | None = None) -> None:
         self.items, self.size, self.seed, self.augment = items, size, seed, augment
+        targets = getattr(items, "targets", None)  # torchvision's word for the labels of all items
+        self.labels = None if targets is None else np.asarray(targets, dtype=np.int64)
 
     def __len__(self) -> int:
         return len(self.items)
@@ -63,12 +66,9 @@ class OwnImages(Images):
             image = image.permute(1, 2, 0).numpy()
         if isinstance(image, np.ndarray):
             image = Image.fromarray(image.squeeze())
-        width, height = upright_size(image)
         rng = sample_rng(self.seed, epoch, index)
-        change = self.augment and epoch != VALIDATION
-        box: Box = random_resized_box(width, height, rng) if change else center_box(width, height)
-        pixels = np.asarray(crop_resize(image, box, self.size)).transpose(2, 0, 1)
-        return torch.from_numpy(np.ascontiguousarray(flip(pixels, rng) if change else pixels))
+        pixels = square_of(image, self.size, None if epoch == VALIDATION else self.augment, rng)
+        return torch.from_numpy(np.ascontiguousarray(pixels))
 
 
 @contextmanager
@@ -113,16 +113,18 @@ def open(argument: str, config: DataConfig, seed: int) -> Dataset:
             " or give the data set an attribute `classes`."
         )
     size = config.image_size
-    images = OwnImages(train, size, seed, config.augment)
+    images = OwnImages(train, size, seed, Augment(config, mean=IMAGENET_MEAN))
     first = images[(VALIDATION, 0)].image
     own = first.is_floating_point()
+    if own:
+        images.augment = None
     channels = first.shape[0]
     names = [str(name) for name in classes]
     return Dataset(
         name=config.data,
         classes=tuple(names),
         train=images,
-        validation=OwnImages(validation, size, seed, augment=False),
+        validation=OwnImages(validation, size, seed),
         shape=(channels, first.shape[1], first.shape[2]),
         mean=(0.0,) * channels if own else IMAGENET_MEAN,
         std=(1.0,) * channels if own else IMAGENET_STD,
