@@ -203,7 +203,7 @@ def test_a_broken_validation_image_loses_no_epoch(make_config: Make, tmp_path: P
     settings = {"data": f"imagefolder:{folder}", "image_size": 16, "model": "small_cnn"}
     config = make_config(batch_size=4, **settings)
     trainer = trainer_of(config)
-    trainer.is_known_data = True
+    trainer.checkpoints.is_known_data = True
     with closing(trainer.feed), pytest.raises(TrainingError, match=r"2\.png"):
         trainer.fit()
     assert [path.name for path in (config.run_dir / "checkpoints").iterdir()] == [
@@ -220,7 +220,7 @@ from amptrain.signals import StopSignal
 from amptrain.train import Trainer
 
 trainer = Trainer(load_yaml(Path(sys.argv[1])), Processes("cpu"), StopSignal())
-trainer.feed.open(0, 2, trainer.log)
+trainer.feed.open(0, 2, trainer.report.log)
 next(iter(trainer.feed.training))
 if sys.argv[2] == "collected":
     workers = trainer.feed.training.batches._workers

@@ -498,7 +498,7 @@ def test_a_run_continues_to_the_bit(make_config: Make, own: Path, root: Path, ki
         if name == "stopped":
             config.run_dir.mkdir(parents=True)
             trainer = Stopped(config, Processes("cpu"), StopSignal())
-            with closing(trainer.log), closing(trainer.feed):
+            with closing(trainer.report.log), closing(trainer.feed):
                 assert not trainer.fit()
             assert trainer.state.progress.step == 3
         assert train(config) == 0

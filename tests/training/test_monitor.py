@@ -269,8 +269,8 @@ def test_a_run_watches_while_it_trains_and_not_in_validation(
     config.run_dir.mkdir(parents=True)
     trainer = Trainer(config, Processes("cpu"), StopSignal())
     paused: list[str] = []
-    trainer.monitor = Recorder(Nvml({"GPU-b": 42}), messages, paused)
-    with trainer.monitor:
+    trainer.report.monitor = Recorder(Nvml({"GPU-b": 42}), messages, paused)
+    with trainer.report.monitor:
         assert trainer.fit()
     assert paused.count("paused") == 2  # one validation, one save
     assert '"gpu_utilisation": 42.0' in (config.run_dir / "metrics.jsonl").read_text()

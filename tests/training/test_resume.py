@@ -179,7 +179,7 @@ def test_other_changes_are_announced_and_take_effect(
     assert "weight_decay 0.05 → 0.0" in text
     assert "epochs 1 → 2" in text
     assert {group["weight_decay"] for group in trainer.state.optimizer.param_groups} == {0.0}
-    assert trainer.lr > 0.01
+    assert trainer.in_flight.lr > 0.01
 
 
 def test_changes_without_influence_are_not_announced(

@@ -253,8 +253,8 @@ def test_fake_data_is_made_on_the_device_and_any_torchvision_model_trains(
     assert trainer.fit()
     weight = trainer.state.model.get_parameter("features.0.0.weight")
     assert weight.is_contiguous(memory_format=torch.channels_last)
-    assert trainer.last_images.is_contiguous(memory_format=torch.channels_last)
-    assert trainer.last_images.shape == (4, 3, 32, 32)
+    assert trainer.in_flight.images.is_contiguous(memory_format=torch.channels_last)
+    assert trainer.in_flight.images.shape == (4, 3, 32, 32)
 
 
 def test_compile_keeps_the_names_of_weights(

@@ -1,5 +1,5 @@
-"""Learning rate and EMA decay as pure functions of the step: a resumed run has no schedule to
-restore."""
+"""Steps, learning rate and EMA decay as pure functions of the step: a resumed run has no schedule
+to restore."""
 
 import math
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ def _falling(progress: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """The learning rate of a run; steps count from 0, and those that were skipped do not count."""
+    """Which steps a run has, and the learning rate of each."""
 
     name: ScheduleName
     peak: float
@@ -55,13 +55,24 @@ class Schedule:
     warmup: int
     """Steps of the warm-up; at most half of all. one-cycle has a rise of its own."""
     total: int
+    """Steps of the run."""
+    steps_per_epoch: int
     every: int
     """step: steps after which the rate falls."""
     gamma: float
     """step: by which it is multiplied."""
 
+    def epoch(self, steps: int) -> int:
+        """The epoch, from 1, in which a run is that has done so many steps, skipped ones too."""
+        return math.ceil(steps / self.steps_per_epoch)
+
+    def ends_epoch(self, steps: int) -> bool:
+        """Whether the last of so many steps is the last of an epoch, or of all."""
+        return steps % self.steps_per_epoch == 0 or steps == self.total
+
     def rate(self, step: int) -> float:
-        """The rate of optimizer step `step`."""
+        """The rate of optimizer step `step`; steps count from 0, and those that were skipped do not
+        count."""
         peak, warmup, total = self.peak, self.warmup, self.total
         match self.name:
             case "cosine":
@@ -75,6 +86,12 @@ class Schedule:
                 return one_cycle_rate(step, peak=peak, total=total)
 
 
+def total_steps(config: OptimConfig, steps_per_epoch: int) -> int:
+    """Steps of all epochs, or --max-steps where that is less."""
+    total = config.epochs * steps_per_epoch
+    return min(total, config.max_steps or total)
+
+
 def make_schedule(config: OptimConfig, *, steps_per_epoch: int, total: int) -> Schedule:
     """The schedule of a run of `total` steps. Raises ConfigError if there is no rate yet."""
     if config.lr is None:
@@ -86,6 +103,7 @@ def make_schedule(config: OptimConfig, *, steps_per_epoch: int, total: int) -> S
         peak=config.lr,
         warmup=min(round(config.warmup_epochs * steps_per_epoch), total // 2),
         total=total,
+        steps_per_epoch=steps_per_epoch,
         every=every,
         gamma=config.lr_gamma,
     )

@@ -6,12 +6,14 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from amptrain.checkpoint.checkpoints import Checkpoints
 from amptrain.checkpoint.lock import alone_in
 from amptrain.checkpoint.state import TrainState
-from amptrain.checkpoint.store import CheckpointError, CheckpointStore
 from amptrain.config import TrainConfig, save_yaml
 from amptrain.data import contents
 from amptrain.data.datasets import open_dataset
@@ -19,7 +21,7 @@ from amptrain.data.feed import Feed
 from amptrain.data.mixing import is_mixed
 from amptrain.data.order import Order
 from amptrain.distributed import Processes
-from amptrain.errors import ConfigError, TrainingError
+from amptrain.errors import CheckpointError, ConfigError, TrainingError
 from amptrain.inference.model_file import BEST, LAST, write_model
 from amptrain.inference.saved import saved_info
 from amptrain.loss import make_loss
@@ -30,10 +32,11 @@ from amptrain.report.diagnose import diagnose
 from amptrain.report.introduction import introduction
 from amptrain.report.log import EpochRecord, RunLog
 from amptrain.report.monitor import watch
+from amptrain.report.report import Report
 from amptrain.report.result import RESULT, early_stop_text, finish, finished
 from amptrain.report.terminal import logger, terminal
-from amptrain.report.window import WindowMeter
-from amptrain.schedule import ema_decay, make_schedule
+from amptrain.report.window import Clock, WindowMeter
+from amptrain.schedule import ema_decay, make_schedule, total_steps
 from amptrain.signals import StopSignal
 from amptrain.step import MicroBatch, PendingOutcome, StepOutcome, backward, update
 from amptrain.validate import validate
@@ -57,7 +60,7 @@ def train(config: TrainConfig) -> int:
                 return 0
             try:
                 trainer = Trainer(config, processes, stop)
-                with closing(trainer.log), closing(trainer.feed), trainer.monitor:
+                with closing(trainer.report.log), closing(trainer.feed), trainer.report.monitor:
                     done = trainer.fit()
             except (TrainingError, ConfigError):
                 raise
@@ -99,6 +102,19 @@ def is_finished(config: TrainConfig, processes: Processes) -> bool:
     return bool(answer)
 
 
+@dataclass
+class InFlight:
+    """What the last step leaves for the next one: its outcome is read within that."""
+
+    outcome: PendingOutcome | None = None
+    images: Any = None
+    """The last micro-batch that the model got."""
+    judged_images: Any = None
+    """That of the step whose outcome is read, for a diagnosis."""
+    lr: float = 0.0
+    """The learning rate of the last step."""
+
+
 class Trainer:
     """One process of a run: built from its settings, continued from its newest checkpoint, trained
     by `fit()`."""
@@ -124,17 +140,13 @@ class Trainer:
             world_size=processes.world_size,
             pairs=is_mixed(config.data),
         )
-        self.total_steps = optim.epochs * self.order.steps_per_epoch
-        if optim.max_steps is not None:
-            self.total_steps = min(self.total_steps, optim.max_steps)
-        self.schedule = make_schedule(
-            optim, steps_per_epoch=self.order.steps_per_epoch, total=self.total_steps
-        )
+        per_epoch = self.order.steps_per_epoch
+        total = total_steps(optim, per_epoch)
+        self.schedule = make_schedule(optim, steps_per_epoch=per_epoch, total=total)
         self.loss = make_loss(optim, self.task, processes.device)
         self.state = TrainState(config, self.task, self.order.steps_per_epoch, processes)
-        self.store = CheckpointStore(config.run_dir / "checkpoints", config.run.keep_checkpoints)
-        self.is_known_data = False
-        messages = self._continue()
+        self.checkpoints = Checkpoints(config, self.state)
+        messages = self.checkpoints.load(self.schedule.total, self.task.contents)
         if start is not None and not messages:
             messages = [self.state.start_from(start, self.task.classes)]
             messages += size_advice(self.task, start)
@@ -142,50 +154,50 @@ class Trainer:
         if config.model.compile:
             self.state.model.compile()  # in place, so that names in checkpoints stay the same
         self.parallel = processes.wrap(self.state.model, config.model.find_unused_parameters)
-        if (
-            processes.device.type == "cpu"
-            and self.order.micro_batch * math.prod(self.task.shape) < 2**14
-        ):
-            torch.set_num_threads(
-                1
-            )  # for so little work waking threads takes longer: digits are 4 times slower with 2
+        self._set_threads()
         if processes.is_main:
             (config.run_dir / RESULT).unlink(missing_ok=True)  # of fewer epochs than these
             save_yaml(config, config.run_dir / "config.yaml")
             contents.write(config.run_dir, self.task.contents)
-        self.log = RunLog(
-            config.run_dir, self.total_steps, processes.is_main, start_step=self.state.progress.step
+        self.report = self._open_report(messages)
+        self.clock = Clock(self.state.progress.seconds)
+        self.in_flight = InFlight()
+
+    def _set_threads(self) -> None:
+        """For so little work waking threads takes longer: digits are 4 times slower with 2."""
+        pixels = self.order.micro_batch * math.prod(self.task.shape)
+        if self.processes.device.type == "cpu" and pixels < 2**14:
+            torch.set_num_threads(1)
+
+    def _open_report(self, messages: list[str]) -> Report:
+        """The log, begun with what the run is."""
+        config, processes, state = self.config, self.processes, self.state
+        log = RunLog(
+            config.run_dir,
+            self.schedule.total,
+            processes.is_main,
+            start_step=state.progress.step,
         )
-        for text in [
-            *introduction(config, self.task, self.order, self.state, self.feed.workers),
-            *self.task.messages,
-            *messages,
-        ]:
-            self.log.message(text)
-        self.monitor = watch(
-            config, self.state.precision, self.feed.workers, processes, self.log.message
-        )
-        self.window = WindowMeter(processes)
-        self.saved_step = self.state.progress.step
-        self.pending: PendingOutcome | None = None
-        self.lr = 0.0
-        self.advised = False
+        opening = introduction(config, self.task, self.order, state, self.feed.workers)
+        for text in [*opening, *self.task.messages, *messages]:
+            log.message(text)
+        monitor = watch(config, state.precision, self.feed.workers, processes, log.message)
+        return Report(log, monitor, WindowMeter(processes))
 
     def fit(self) -> bool:
         """Train to the last step. False if a signal asked to stop before; a checkpoint is then
         written."""
         progress, run = self.state.progress, self.config.run
-        if not self.is_known_data:
-            self.feed.look(self.log)
-        self.feed.open(progress.step, self.total_steps, self.log)
-        self.batches = iter(self.feed.training)
-        self.started = time.perf_counter()
-        self.window.restart()
+        if not self.checkpoints.is_known_data:
+            self.feed.look(self.report.log)
+        self.feed.open(progress.step, self.schedule.total, self.report.log)
+        self.clock.start()
+        self.report.meter.restart()
         if self._validation_due() and not self._end_epoch():
             return self._stopped()
-        for step in range(progress.step, self.total_steps):
+        for step in range(progress.step, self.schedule.total):
             if self.state.is_stopped_early:
-                self.log.message(early_stop_text(self.config, progress, self.order))
+                self.report.log.message(early_stop_text(self.config, progress, self.order))
                 break
             if self.processes.any(self.stop.number is not None):
                 return self._stopped()
@@ -202,12 +214,12 @@ class Trainer:
         broken = self.feed.count_broken()
         self._write_model(LAST)
         if self.processes.is_main:
-            finish(self.config, self.order, self.state, broken, self.log)
-        if self.saved_step < progress.step:
+            finish(self.config, self.order, self.state, broken, self.report.log)
+        if self.checkpoints.saved_step < progress.step:
             raise CheckpointError(
                 "Trained to the end, but the last checkpoint of this run is of step "
-                f"{self.saved_step}: the ones after "
-                "could not be written, see above. Mend that, and run the same command again."
+                f"{self.checkpoints.saved_step}: the ones after could not be written, see above. "
+                "Mend that, and run the same command again."
             )
         return True
 
@@ -215,7 +227,7 @@ class Trainer:
         """One step in two halves. Between them the outcome of the step before is read: whether that
         one was skipped decides this one's place in the learning rate's schedule, and the device has
         the first half to do while the host waits."""
-        state, optim = self.state, self.config.optim
+        state, optim, in_flight = self.state, self.config.optim, self.in_flight
         self.parallel.train()
         for norm in state.frozen:
             norm.eval()
@@ -228,30 +240,28 @@ class Trainer:
             guard=state.guard,
         )
         self._settle()
-        self.lr = self.schedule.rate(state.progress.optimizer_steps)
-        self.pending = update(
+        in_flight.lr = self.schedule.rate(state.progress.optimizer_steps)
+        in_flight.outcome = update(
             state.optimizer,
             state.precision,
             gradients,
             guard=state.guard,
-            learning_rate=self.lr,
+            learning_rate=in_flight.lr,
             max_grad_norm=optim.max_grad_norm,
         )
         if state.ema is not None and optim.ema_decay is not None:
             decay = ema_decay(state.progress.optimizer_steps, decay=optim.ema_decay)
-            state.ema.update(state.model, decay, self.pending.found_inf)
-        self.judged_images = self.last_images  # kept a step longer, for a diagnosis
+            state.ema.update(state.model, decay, in_flight.outcome.found_inf)
+        in_flight.judged_images = in_flight.images
         state.progress.step = step + 1
 
     def _micro_batches(self, step: int) -> Iterator[MicroBatch]:
         """Those of the next step, which is `step`, as they come."""
-        last = False
-        while not last:
-            before = self.feed.training.waited
-            batch = next(self.batches)
-            self.window.waited += self.feed.training.waited - before
-            self.last_images, last = batch.inputs, batch.last
+        before = self.feed.training.waited
+        for batch in self.feed.step():
+            self.in_flight.images = batch.inputs
             yield batch
+        self.report.meter.waited += self.feed.training.waited - before
 
     def _settle(self) -> None:
         """Read the outcome of the last step, if that is not done yet, and count it.
@@ -259,22 +269,18 @@ class Trainer:
         The one place in the loop where the host waits for the device. Before a log line or a save
         it is a real wait. Raises TrainingError if too much was skipped.
         """
-        if self.pending is None:
+        if self.in_flight.outcome is None:
             return
-        outcome, self.pending = self.pending.read(), None
+        outcome, self.in_flight.outcome = self.in_flight.outcome.read(), None
         progress = self.state.progress
-        self.window.add(progress.step, self.order.size(progress.step - 1), outcome)
+        self.report.meter.add(progress.step, self.order.size(progress.step - 1), outcome)
         if not outcome.skipped:
             progress.optimizer_steps += 1
             progress.consecutive_skips = 0
             return
         progress.consecutive_skips += 1
         progress.epoch_skips += 1
-        self.log.message(
-            f"Step {progress.step} skipped: the gradient of {outcome.nonfinite_parameter} is not "
-            "finite; "
-            f"loss scale {outcome.scale_before:g} → {outcome.scale_after:g}."
-        )
+        self.report.skipped(progress.step, outcome)
         self._stop_on_collapse(outcome)
 
     def _stop_on_collapse(self, outcome: StepOutcome) -> None:
@@ -298,37 +304,23 @@ class Trainer:
         # The next step, within which this may be, has already run its forward pass.
         self.state.guard.undo()
         cause = diagnose(
-            self.state.model, precision, self.judged_images, outcome.nonfinite_parameter
+            self.state.model, precision, self.in_flight.judged_images, outcome.nonfinite_parameter
         )
         raise TrainingError(f"Stopped at step {progress.step}: {why}. {cause}")
 
     def _close_window(self) -> None:
         self._settle()
-        steps = self.window.steps
-        if steps == 0:
-            return
-        record = self.monitor.window(
-            self.window.close(self.state.progress.step, self._epoch, self.lr)
-        )
-        self.log.window(record)
-        frequent = record.skips >= 3 and record.skips * 10 >= steps
-        if frequent and self.state.precision.has_scaler and not self.advised:
-            self.advised = True
-            self.log.message(
-                f"{record.skips} of {steps} steps were skipped. If the next run starts so too, "
-                "give it a lower loss "
-                "scale: --init-scale 16384 (2**14) or 4096 (2**12)."
-            )
+        state, has_scaler = self.state, self.state.precision.has_scaler
+        self.report.close_window(state.progress, self._epoch, self.in_flight.lr, has_scaler)
 
     @property
     def _epoch(self) -> int:
         """The epoch of the last step, from 1."""
-        return math.ceil(self.state.progress.step / self.order.steps_per_epoch)
+        return self.schedule.epoch(self.state.progress.step)
 
     def _validation_due(self) -> bool:
-        step = self.state.progress.step
-        at_end = step % self.order.steps_per_epoch == 0 or step == self.total_steps
-        return at_end and step > self.state.progress.validated_step
+        progress = self.state.progress
+        return self.schedule.ends_epoch(progress.step) and progress.step > progress.validated_step
 
     def _end_epoch(self) -> bool:
         """Validate and save. False if asked to stop meanwhile; the run that continues this one then
@@ -336,7 +328,7 @@ class Trainer:
         self._settle()
         state, progress = self.state, self.state.progress
         state.share_buffers()
-        with self.monitor.paused(), self._saved_if_broken():
+        with self.report.monitor.paused(), self._saved_if_broken():
             result = validate(
                 state.judged,
                 state.precision,
@@ -353,19 +345,19 @@ class Trainer:
         if not math.isfinite(loss):  # and nothing is saved of it
             raise TrainingError(
                 f"Stopped at step {progress.step}: the validation loss is {loss}, so a weight or "
-                "an activation is not "
-                "finite. The checkpoints are from before. Continue from them with "
-                f"--name {self.config.run_dir.name} and a lower --lr, --max-grad-norm 1 or another "
-                "--precision."
+                "an activation is not finite. The checkpoints are from before. Continue from them "
+                f"with --name {self.config.run_dir.name} and a lower --lr, --max-grad-norm 1 or "
+                "another --precision."
             )
-        self.log.epoch(
+        progress.seconds = self.clock.seconds
+        self.report.log.epoch(
             EpochRecord(
                 epoch=self._epoch,
                 step=progress.step,
                 val_loss=loss,
                 val_accuracy=progress.accuracy,
                 skips=progress.epoch_skips,
-                seconds=self._seconds(),
+                seconds=progress.seconds,
             )
         )
         progress.epoch_skips = 0
@@ -373,9 +365,9 @@ class Trainer:
         if best:
             progress.best_accuracy, progress.best_step = progress.accuracy, progress.step
             self._write_model(BEST)  # first: killed in between, the epoch is made again, and this
-        if self.save() and best and self.processes.is_main:
-            self.store.mark_best(progress.step)
-        self.window.restart()
+        if self.save() and best:
+            self.checkpoints.mark_best()
+        self.report.meter.restart()
         return True
 
     @contextmanager
@@ -397,7 +389,7 @@ class Trainer:
             info = saved_info(self.config, self.task, self.state, self._epoch)
             write_model(self.config.run_dir / name, self.state.judged, info)
         except TrainingError as error:
-            self.log.message(str(error))
+            self.report.log.message(str(error))
 
     def _stopped(self) -> bool:
         self._close_window()
@@ -406,7 +398,7 @@ class Trainer:
                 "Stopped as asked, but this step's checkpoint could not be written. The one before "
                 "is there."
             )
-        self.log.message(
+        self.report.log.message(
             f"Stopped as asked at step {self.state.progress.step}. The same command continues from "
             "there."
         )
@@ -417,52 +409,10 @@ class Trainer:
         call this."""
         began = time.perf_counter()
         self._settle()
-        self._seconds()
-        saved, state = True, self.state.state_dict()
-        if self.processes.is_main:
-            try:
-                with self.monitor.paused():
-                    self.store.save(state, self.state.progress.step)
-            except CheckpointError as error:
-                saved = False
-                self.log.message(str(error))
-        self.window.started += time.perf_counter() - began
-        saved = not self.processes.any(not saved)
-        if saved:
-            self.saved_step = self.state.progress.step
-        return saved
-
-    def _seconds(self) -> float:
-        """Seconds of training since the run began, in all its parts."""
-        now = time.perf_counter()
-        self.state.progress.seconds += now - self.started
-        self.started = now
-        return self.state.progress.seconds
-
-    def _continue(self) -> list[str]:
-        """Load the newest checkpoint, which rank 0 reads for all. Returns sentences about it."""
-        loaded = self.store.load_latest() if self.processes.is_main else None
-        found = None
-        if loaded is not None:  # rank 0 alone reads, as it soon writes the same files
-            began_with = contents.read(self.config.run_dir)
-            found = (loaded.state, loaded.messages, str(loaded.path), began_with)
-        found = self.processes.broadcast_object(found)
-        if found is None:
-            return []
-        state, messages, path, began_with = found
-        self.is_known_data = began_with is not None and began_with == self.task.contents
-        messages = [*messages, *contents.check(began_with, self.task.contents)]
-        try:
-            messages = [*messages, *self.state.load_state_dict(state)]
-        except ConfigError:
-            raise
-        except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CheckpointError(
-                f"The checkpoint {path} does not fit this model and these settings: "
-                f"{str(error).splitlines()[0].strip()}. Was the model's code changed? Undo that, "
-                "or give another --name for a new run."
-            ) from error
-        step = self.state.progress.step
-        if self.processes.is_main and step == self.state.progress.best_step:
-            self.store.mark_best(step)  # killed between the two
-        return [f"Continuing at step {step} of {self.total_steps}, from {path}.", *messages]
+        self.state.progress.seconds = self.clock.seconds
+        with self.report.monitor.paused():
+            problem = self.checkpoints.save()
+        if problem is not None:
+            self.report.log.message(problem)
+        self.report.meter.started += time.perf_counter() - began
+        return problem is None

@@ -1,5 +1,6 @@
 """Where a run's batches come from: training from its next step to the last, and validation."""
 
+from collections.abc import Iterator
 from contextlib import ExitStack
 
 import torch
@@ -20,6 +21,7 @@ from amptrain.data.order import Order, TrainBatches, ValidationBatches
 from amptrain.distributed import Processes
 from amptrain.errors import TrainingError
 from amptrain.report.log import RunLog
+from amptrain.step import MicroBatch
 
 SHOWN = 20
 """Broken images that are said; all are in broken.txt."""
@@ -66,8 +68,17 @@ class Feed:
         training = TrainBatches(self.order, start, stop, self.processes.rank)
         self.training = self._batches(self.task.train, training, self.mixer)
         self.opened.append(self.training)
+        self._steps = iter(self.training)
         self.validation = self._batches(self.task.validation, self.validation_batches)
         self.opened.append(self.validation)
+
+    def step(self) -> Iterator[MicroBatch]:
+        """The micro-batches of the next step, as they come."""
+        last = False
+        while not last:
+            batch = next(self._steps)
+            last = batch.last
+            yield batch
 
     def _batches(
         self, images: Images, batches: BatchSampler, mixer: Mixer | None = None

@@ -7,6 +7,7 @@ from amptrain.config import TrainConfig
 from amptrain.data.datasets import Dataset
 from amptrain.data.order import Order
 from amptrain.precision import Precision, has_bf16
+from amptrain.schedule import total_steps
 
 
 def introduction(
@@ -14,8 +15,7 @@ def introduction(
 ) -> list[str]:
     """Sentences on data, precision, device and batch; `workers` are those of each process."""
     world, device = state.processes.world_size, state.processes.device
-    total = order.steps_per_epoch * config.optim.epochs
-    steps = min(total, config.optim.max_steps or total)
+    steps = total_steps(config.optim, order.steps_per_epoch)
     part = order.micro_batch // world
     return [
         f"Run {config.run_dir}: {config.model_name} on {config.data.data}, "

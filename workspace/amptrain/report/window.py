@@ -10,6 +10,23 @@ from amptrain.report.log import Window
 from amptrain.step import StepOutcome
 
 
+class Clock:
+    """Seconds of training in all parts of a run."""
+
+    def __init__(self, before: float) -> None:
+        """`before` are those of the parts before this one."""
+        self.before = before
+        self.start()
+
+    def start(self) -> None:
+        """This part begins now."""
+        self.began = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        return self.before + time.perf_counter() - self.began
+
+
 class WindowMeter:
     """Of the steps since the last `close()`."""
 
