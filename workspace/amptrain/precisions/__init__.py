@@ -5,8 +5,15 @@ a new file here, and nothing else.
 """
 
 import pkgutil
+import re
 
 
 def precision_names() -> list[str]:
-    """The words that --precision may have, found by their files alone: nothing is imported."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+    """The words that --precision may have, widest first, found by their files alone: nothing is
+    imported."""
+    return sorted((module.name for module in pkgutil.iter_modules(__path__)), key=_narrowness)
+
+
+def _narrowness(name: str) -> tuple[int, str]:
+    bits = re.search(r"\d+", name)
+    return -int(bits[0] if bits else 0), name
