@@ -23,12 +23,14 @@ def credential(environment: Mapping[str, str], name: str) -> str | None:
     file = unquoted(file) if file is not None else None
     if value is not None and file is not None:
         raise EntrypointError(f"Both {name} and {name}_FILE are set; keep one of them.")
+    for variable, given in ((f"{name}_FILE", file), (name, value)):
+        if given is not None and not unquoted(given):
+            raise EntrypointError(
+                f"{variable} is set but empty; give it a value, "
+                "or leave it unset and one is made for you."
+            )
     if file is not None:
         return read_secret(Path(file), f"{name}_FILE")
-    if value is not None and not unquoted(value):
-        raise EntrypointError(
-            f"{name} is set but empty; give it a value, or leave it unset and one is made for you."
-        )
     return unquoted(value) if value is not None else None
 
 
@@ -64,6 +66,11 @@ def read_secret(path: Path, variable: str) -> str:
     except FileNotFoundError as error:
         raise EntrypointError(
             f"{variable} names {path}, which is not there; mount it, or correct the path."
+        ) from error
+    except IsADirectoryError as error:
+        raise EntrypointError(
+            f"{variable} names {path} (mode {mode_of(path)}), which can't be read: it is a folder. "
+            "Docker makes one where the file to mount is missing: remove it, put the file there."
         ) from error
     except UnicodeDecodeError as error:
         raise EntrypointError(

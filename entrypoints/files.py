@@ -19,15 +19,22 @@ def write_file(
     """
     path = path.resolve()
     aside = path.with_name(f".{path.name}.new")
+    try:
+        _write_aside(aside, text, mode)
+    except OSError as error:  # of a full disk or a limit, which the kernel tells without a name
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    if owner is not None and os.getuid() == 0:
+        give(aside, *owner, name=path)
+    aside.replace(path)
+    return path
+
+
+def _write_aside(aside: Path, text: str, mode: int) -> None:
     aside.unlink(missing_ok=True)
     descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
         os.fchmod(descriptor, mode)  # whatever the umask
         file.write(text)
-    if owner is not None and os.getuid() == 0:
-        give(aside, *owner, name=path)
-    aside.replace(path)
-    return path
 
 
 def give(path: Path, uid: int, gid: int, name: Path | None = None) -> None:

@@ -15,14 +15,15 @@ def main() -> int:
     """Exit code 0 for healthy, 1 for not, as Docker wants it; one line says why."""
     try:
         facts = json.loads(MODE.read_text())
-    except (OSError, ValueError) as error:
-        say(f"not started yet: {error}")
+        mode = modes.named(facts["mode"])
+    except (OSError, ValueError, LookupError, TypeError, StopIteration) as error:
+        say(f"not started yet: {error!r}")  # or half-written: the next start makes it anew
         return 1
     lost = gpu_lost()
     try:
-        problem = modes.named(facts["mode"]).problem(facts) or lost
+        problem = mode.problem(facts) or lost
     except OSError as error:
-        problem = f"{facts['mode']} does not answer on port {facts['port']}: {error}"
+        problem = f"{mode.name} does not answer on port {facts['port']}: {error}"
     if problem:
         say(problem)
     return 1 if problem else 0

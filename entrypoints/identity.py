@@ -9,6 +9,7 @@ from entrypoints.credentials import unquoted
 from entrypoints.errors import EntrypointError
 from entrypoints.files import give
 from entrypoints.mounts import is_read_only, mounted_workspace, mounts
+from entrypoints.natural import natural
 from entrypoints.paths import HOME
 
 NAME = "dev"
@@ -56,12 +57,13 @@ def _number(environment: Mapping[str, str], name: str) -> int | None:
     text = unquoted(environment.get(name, ""))
     if not text:
         return None
-    if not text.isdecimal() or not 0 < int(text) <= HIGHEST_ID:
+    number = natural(text, HIGHEST_ID)
+    if number is None:
         raise EntrypointError(
-            f"{name} is {text!r}, which is no user or group id; "
+            f"{name} is {text[:40]!r}, which is no user or group id; "
             "give a number above 0, such as the output of `id -u` on the host."
         )
-    return int(text)
+    return number
 
 
 def _extra_groups() -> tuple[int, ...]:

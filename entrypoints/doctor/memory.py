@@ -8,6 +8,7 @@ from pathlib import Path
 
 from entrypoints import limits
 from entrypoints.doctor.finding import Finding, gibibytes
+from entrypoints.natural import natural
 
 MEMORY_NEEDED = (
     4 << 30
@@ -74,7 +75,7 @@ def cpus(environment: Mapping[str, str], cgroup: Path = limits.CGROUP) -> Findin
     ollama#17916)."""
     quota, usable, total = limits.cpu_quota(cgroup), limits.usable_cpus(cgroup), os.cpu_count() or 1
     given = environment.get("OMP_NUM_THREADS", "")
-    if given.isdecimal() and int(given) > usable:
+    if (natural(given, 1 << 32) or 0) > usable:
         found = (
             f"OMP_NUM_THREADS={given}, but {usable} of {total} CPUs may be used; "
             "threads wait for each other"

@@ -127,8 +127,8 @@ def port_of(arguments: Sequence[str]) -> int:
         EntrypointError: it is no number.
     """
     text = option(arguments, PORT_FLAGS) or str(PORT)
-    if not text.isdecimal():
-        raise EntrypointError(f"--port is {text!r}; give a number from 1 to 65535.")
+    if not text.isdecimal() or len(text) > 20:
+        raise EntrypointError(f"--port is {text[:40]!r}; give a number from 1 to 65535.")
     return int(text)
 
 

@@ -230,7 +230,7 @@ def is_whole(key: Path) -> bool:
     read = subprocess.run(command, check=False, capture_output=True, text=True)
     if read.returncode == 0:
         return True
-    if "bad permissions" in read.stderr:
+    if key.is_file() and "bad permissions" in read.stderr:
         raise PermissionError(f"{key} can be read by others, and sshd refuses it: chmod 0600 it")
     warn(f"{key} is damaged; it is kept as {key.name}.damaged, and clients see a new host key.")
     key.replace(f"{key}.damaged")

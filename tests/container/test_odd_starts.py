@@ -1,32 +1,48 @@
 """Odd flags and environments of `docker run`: a sentence where something is wrong, and never a
 traceback."""
 
+import json
 import uuid
 from pathlib import Path
 
 import pytest
 
-from tests.support import docker, make_folder, run_once
+from tests.support import IMAGE, docker, docker_process, make_folder, run_once
 
 ODD = [
     ["--ipc=none"],
     ["--network=none"],
     ["--cgroupns=host"],
     ["--memory=256m"],
+    ["--cpus=0.1"],
     ["--pids-limit=8"],
+    ["--ulimit=nproc=1:1"],
+    ["--ulimit=stack=65536"],
+    ["--ulimit=cpu=1"],
     ["--ulimit=nofile=64:64"],
+    ["--ulimit=nofile=20:20"],
     ["--ulimit=fsize=0"],
     ["--read-only"],
     ["--read-only", "--tmpfs=/tmp", "--tmpfs=/run:size=4k"],
-    ["--tmpfs=/workspace"],
-    ["--tmpfs=/home/dev"],
+    ["--read-only", "--tmpfs=/run/pytorch-cuda:ro"],
+    ["--tmpfs=/workspace:ro"],
+    ["--tmpfs=/workspace:size=4k"],
+    ["--tmpfs=/home/dev:ro"],
+    ["--tmpfs=/home"],
+    ["--tmpfs=/tmp:ro"],
+    ["--tmpfs=/etc/ssh"],
+    ["--tmpfs=/dev/shm:size=0"],
     ["--tmpfs=/var/lib/pytorch-cuda:ro"],
     ["--tmpfs=/opt/etc", "--tmpfs=/run"],
     ["--cap-drop=ALL"],
     ["--cap-drop=DAC_OVERRIDE", "--cap-drop=FOWNER"],
     ["--user=4242:4242"],
     ["--user=4242:4242", "--read-only"],
+    ["--user=1000:0", "--cap-drop=ALL", "--security-opt=no-new-privileges"],
+    ["--user=0:4242"],
+    ["--user=sshd"],
     ["--user=nobody"],
+    ["--user=4242", "--env=HOME="],
     ["--env=HOME="],
     ["--env=HOME=relative"],
     ["--env=PATH="],
@@ -36,12 +52,97 @@ ODD = [
     ["--env=BAD=\udcff\udcfe"],
     ["--env=PUID='1234'", '--env=PGID="1234"'],
     ["--env=JUPYTER_PORT=tcp://10.0.0.1:8888", "--env=SSH_PORT=tcp://10.0.0.1:22"],
+    ["--workdir=/nowhere/at/all"],
+    ["--workdir=/root"],
+    ["--init"],
+    ["--privileged"],
+    ["--pid=host"],
+    ["--uts=host"],
+    ["--shm-size=1k"],
+    ["--group-add=4242"],
+    ["--device=/dev/null:/dev/nvidia0"],
     ["--volume=/dev/null:/etc/passwd"],
+    ["--volume=/dev/null:/etc/shadow"],
+    ["--volume=/dev/null:/etc/ssh/sshd_config"],
+    ["--volume=/dev/null:/opt/versions.env"],
+    ["--volume=/dev/null:/workspace/x"],
+    ["--volume=/sys:/workspace:ro"],
     ["--volume=/dev/null:/run/pytorch-cuda/mode.json"],
     ["--volume=/proc:/workspace/proc"],
 ]
 START = "for mode in '/bin/true' 'jupyter --port=0' 'ssh -p 99999'; do {}; done"
 RUN = START.format("/usr/bin/python3 -I /opt/entrypoints $mode 2>&1")
+
+KEYS = "/var/lib/pytorch-cuda/ssh"
+HOST_KEY = f"{KEYS}/ssh_host_ed25519_key"
+PERSONAL = "/home/dev/.ssh/authorized_keys"
+SECRET = "/run/secrets"
+VARIABLES: list[dict[str, str]] = [
+    {"PUID": "9" * 5000},
+    {"PGID": "²"},
+    {"OMP_NUM_THREADS": "9" * 5000},
+    {"JUPYTER_TOKEN_FILE": "", "SSH_PUBLIC_KEY_FILE": ""},
+    {"JUPYTER_TOKEN_FILE": "/tmp", "SSH_PUBLIC_KEY_FILE": "/tmp"},
+    {"JUPYTER_TOKEN": "\udcff\udcfe", "SSH_PUBLIC_KEY": "\udcff\udcfe"},
+    {f"BIG{number}": "x" * 100_000 for number in range(10)},
+]
+HALF_WRITTEN = [
+    f"mkdir -p {KEYS}; : > {HOST_KEY}",
+    f"mkdir -p {KEYS}; head -c 100 /dev/urandom > {HOST_KEY}; chmod 600 {HOST_KEY}",
+    f"mkdir -p {KEYS}; ssh-keygen -q -t ed25519 -N '' -f {HOST_KEY}; truncate -s 99 {HOST_KEY}",
+    f"mkdir -p {HOST_KEY}",
+    f"mkdir -p {KEYS}; ln -s /nowhere {HOST_KEY}",
+    f": > {KEYS}",
+    f"mkdir -p {PERSONAL}",
+    f"head -c 100 /dev/urandom > {PERSONAL}",
+    f"ln -s {PERSONAL} {PERSONAL}",
+    f"mkdir -p {SECRET}/ssh_public_key {SECRET}/jupyter_token",
+    f"mkdir -p {SECRET}; head -c 99 /dev/urandom | tee {SECRET}/ssh_public_key > /dev/null",
+    "printf '{\"mode\":' > /run/pytorch-cuda/mode.json",
+    "echo '{}' > /run/pytorch-cuda/mode.json",
+    "echo '[]' > /run/pytorch-cuda/mode.json",
+    "mkdir /run/pytorch-cuda/jupyter; : > /run/pytorch-cuda/jupyter/jupyter_server_config.json",
+    ": > /run/pytorch-cuda/jupyter",
+    ": > /run/pytorch-cuda/environment.sh; : > /run/pytorch-cuda/passwd",
+    ": > /run/pytorch-cuda/passwd; : > /run/pytorch-cuda/group; : > /run/pytorch-cuda/shadow",
+]
+# Both servers are prepared to the end. Then /bin/true is in the place of Jupyter, which takes
+# seconds, and `sshd -t` only looks at its settings; other tests run the real ones.
+STARTS = r"""
+import json, os, subprocess, sys
+os.remove("/opt/venv/bin/jupyter")
+os.symlink("/bin/true", "/opt/venv/bin/jupyter")
+CLEAN = ("rm -rf /run/pytorch-cuda/jupyter /run/secrets /var/lib/pytorch-cuda/ssh "
+         "/home/dev/.ssh/authorized_keys")
+MODES = ("health", "jupyter", "ssh -t")
+ENTRY = ("/usr/bin/python3", "-I", "/opt/entrypoints")
+def run(words, variables):
+    done = subprocess.run([*ENTRY, *words.split()], env=os.environ | variables, errors="replace",
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60)
+    said = words == "health" or done.returncode == 0 or "error: " in done.stdout
+    if "Traceback" in done.stdout or not said or done.returncode not in (0, 1, 2, 126, 127):
+        print("---", case, words, done.returncode, done.stdout[-2000:])
+    return done.returncode
+for case in json.load(sys.stdin):
+    subprocess.run(CLEAN, shell=True, check=True)
+    variables = case if isinstance(case, dict) else {}
+    if isinstance(case, str):
+        subprocess.run(case, shell=True, check=True)
+    codes = [run(words, variables) for words in MODES]
+    print("case", *codes)
+"""
+
+
+@pytest.mark.parametrize("cases", [VARIABLES, HALF_WRITTEN], ids=["variables", "files"])
+def test_each_mode_is_prepared_or_refused_in_words(cases: list[object]) -> None:
+    """Many cases in one container: what a variable can hold, and what a crash left in a volume."""
+    options = ["--interactive", "--rm", "--shm-size=1g", "--entrypoint=/usr/bin/python3"]
+    done = docker_process(
+        "run", *options, IMAGE, "-c", STARTS, text_input=json.dumps(cases), timeout_s=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert "---" not in done.stdout, done.stdout
+    assert done.stdout.count("case") == len(cases)
 
 
 @pytest.mark.parametrize("options", ODD, ids=" ".join)
