@@ -2,12 +2,7 @@
 
 import difflib
 import hashlib
-import importlib
-import importlib.util
 import inspect
-import sys
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +13,7 @@ from torch.nn import functional
 
 from amptrain.data.datasets import Dataset
 from amptrain.errors import ConfigError
+from amptrain.own import own_function
 
 SMALL_CNN = "small_cnn"
 
@@ -227,34 +223,6 @@ def _own_model(name: str, shape: tuple[int, int, int], classes: int) -> nn.Modul
             f"--model {name} gives a {type(model).__name__}; it needs to give a torch.nn.Module."
         )
     return model
-
-
-def own_function(name: str, flag: str) -> Callable[..., Any]:
-    """The function that `file.py:function` or `module:function` means. Raises ConfigError."""
-    place, _, function = name.rpartition(":")
-    try:
-        if place.endswith(".py"):
-            path = Path(place).expanduser().resolve()
-            # Under its own name, so that loader workers that are started anew can unpickle from it.
-            spec = importlib.util.spec_from_file_location(path.stem, path)
-            assert spec is not None
-            assert spec.loader is not None
-            module = importlib.util.module_from_spec(spec)
-            sys.modules[path.stem] = module
-            spec.loader.exec_module(module)
-        else:
-            sys.path.insert(0, "") if "" not in sys.path else None
-            module = importlib.import_module(place)
-    except (ImportError, FileNotFoundError) as error:
-        raise ConfigError(
-            f"{flag} {name}: {error}. It needs file.py:function or module:function."
-        ) from None
-    found: Callable[..., Any] | None = getattr(module, function, None)
-    if not callable(found):
-        names = [key for key, value in vars(module).items() if inspect.isroutine(value)]
-        there = f"; there are {', '.join(names[:8])}" if names else ""
-        raise ConfigError(f"{flag} {name}: {place} has no function {function!r}{there}.")
-    return found
 
 
 def weights_sha256(model: nn.Module) -> str:

@@ -9,13 +9,9 @@ is, as one's own transforms made it. Whatever draws random numbers in `__getitem
 NumPy or Python, draws those of (seed, epoch, index): a run that continues draws the same.
 """
 
-import importlib
-import importlib.util
 import random
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,6 +33,7 @@ from amptrain.data.datasets import (
 )
 from amptrain.data.transforms import sample_rng
 from amptrain.errors import ConfigError
+from amptrain.own import own_function
 
 USAGE = "module:function or file.py:function (returns data sets of your own)"
 
@@ -91,7 +88,7 @@ def seeded(seed: int, epoch: int, index: int) -> Iterator[None]:
 def open(argument: str, config: DataConfig, seed: int) -> Dataset:
     """`argument` is module:function or file.py:function. Raises ConfigError with what the function
     lacks."""
-    made = load(argument)()
+    made = own_function(argument, "--data")()
     if isinstance(made, Dataset):
         return made
     if not isinstance(made, tuple) or len(made) not in {2, 3}:
@@ -139,34 +136,3 @@ def open(argument: str, config: DataConfig, seed: int) -> Dataset:
             "validation": {"all": [len(validation), "", ""]},
         },
     )
-
-
-def load(name: str) -> Any:
-    """The function `module:function` or `file.py:function`. Raises ConfigError if there is none."""
-    where, _, function = name.rpartition(":")
-    try:
-        if where.endswith(".py"):
-            path = Path(where).expanduser().resolve()
-            spec = importlib.util.spec_from_file_location(path.stem, path)
-            assert spec is not None
-            assert spec.loader is not None
-            module = importlib.util.module_from_spec(spec)
-            # Loader workers that are spawned, and pickle, look the module up by its name.
-            sys.modules.setdefault(path.stem, module)
-            spec.loader.exec_module(module)
-        else:
-            if "" not in sys.path:
-                sys.path.insert(0, "")  # the current folder, as `python -m` does
-            module = importlib.import_module(where)
-    except (ImportError, FileNotFoundError) as error:
-        raise ConfigError(f"--data {name}: {error}. Known are also {_known()}.") from None
-    found = getattr(module, function, None)
-    if not callable(found):
-        raise ConfigError(f"--data {name}: {where} has no function {function}.")
-    return found
-
-
-def _known() -> str:
-    from amptrain.data.sources import usages
-
-    return usages()
