@@ -1,6 +1,8 @@
 """What a contributor meets before any container: help, checks, line ends, pins that stand twice."""
 
+import os
 import re
+import shutil
 import subprocess
 import sys
 from fnmatch import fnmatch
@@ -9,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from host.versions import ROOT
+from host.versions import FOLDER, ROOT
 
 MODULES = sorted(
     f"{path.parent.name}.{path.stem}"
@@ -124,3 +126,58 @@ def test_schemas_of_github() -> None:
     ):
         done = run(tool, "--builtin-schema", f"vendor.{schema}", f".github/{file}")
         assert done.returncode == 0, done.stdout
+
+
+def copied(tmp_path: Path, *folders: str) -> Path:
+    """A copy of these parts, for a change as CONTRIBUTING.md describes it."""
+    for folder in folders:
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    return tmp_path
+
+
+HELLO = """
+from collections.abc import Sequence
+
+from entrypoints.mode import Mode
+
+
+class Hello(Mode):
+    name = "hello"
+
+    def answer(self, words: Sequence[str]) -> int | None:
+        print("hello", *words[1:])
+        return 0
+
+
+MODE = Hello()
+"""
+
+
+def test_a_mode_is_one_file(tmp_path: Path) -> None:
+    copy = copied(tmp_path, "entrypoints")
+    (copy / "entrypoints/modes/hello.py").write_text(HELLO)
+    done = run(sys.executable, "-m", "entrypoints", "hello", "world", cwd=copy)
+    assert (done.returncode, done.stdout) == (0, "hello world\n"), done.stderr
+
+
+def test_another_torch_is_one_folder(tmp_path: Path) -> None:
+    copy = copied(tmp_path, "host", "entrypoints", "requirements")
+    shutil.copy(ROOT / "Dockerfile", copy)
+    own = copy / "requirements/torch-9.8.0"
+    own.mkdir()
+    for file in FOLDER.iterdir():
+        text = file.read_text().replace("2.6", "9.8")
+        (own / file.name).write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-m", "host.versions"],
+        cwd=copy,
+        env={**os.environ, "TORCH": "9.8.0"},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stderr == ""
+    assert "RELEASE=v9.8-1\n" in done.stdout
+    assert "TORCH=9.8.0\n" in done.stdout
+    assert "2.6" not in done.stdout

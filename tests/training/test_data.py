@@ -1,10 +1,15 @@
 """The data sets, their augmentation, and what is said of files that are wrong."""
 
 import hashlib
+import json
 import pickle
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import amptrain
 import numpy as np
 import pytest
 import torch
@@ -174,3 +179,42 @@ def test_crops_have_the_size_asked_for() -> None:
     assert np.std([crop.mean() for crop in crops]) > 10
     sliver = Image.fromarray(np.zeros((1, 400), dtype=np.uint8))
     assert random_resized_crop(sliver, 32, sample_rng(0, 0, 0)).size == (32, 32)
+
+
+STRIPES = """
+import numpy as np
+from amptrain.data.datasets import ArrayImages, Dataset
+
+USAGE = "stripes:N (N images with stripes)"
+
+
+def open(argument, config, seed):
+    count = int(argument)
+    labels = np.arange(count) % 2
+    images = np.zeros((count, 1, 8, 8), np.uint8)
+    images[labels == 0, :, ::2] = 255
+    images[labels == 1, :, :, ::2] = 255
+    part = ArrayImages(images, labels, seed)
+    return Dataset(
+        name=config.data, classes=("across", "down"), train=part, validation=part,
+        shape=(1, 8, 8), mean=(127.5,), std=(64.0,), in_memory=True,
+    )
+"""
+
+
+def test_a_kind_of_data_set_is_one_file(tmp_path: Path) -> None:
+    """As CONTRIBUTING.md says."""
+    shutil.copytree(Path(amptrain.__file__).parent, tmp_path / "amptrain")
+    (tmp_path / "amptrain/data/sources/stripes.py").write_text(STRIPES)
+    flags = ["--data=stripes:64", "--model=small_cnn", "--epochs=4", "--name=one"]
+    done = subprocess.run(
+        [sys.executable, "-m", "amptrain", "train", *flags],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "runs/one/result.json").read_text())
+    assert result["data"] == "stripes:64"
