@@ -16,7 +16,12 @@ from typing import TypeVar
 
 from host.build import IMAGE, TEST_IMAGE
 from host.engine import require_engine
-from host.versions import ROOT
+from host.versions import ROOT, versions
+
+TORCH = versions()["TORCH"]
+CUDA = versions()["CUDA"]
+TORCH_BUILD = f"{TORCH}+cu{CUDA.replace('.', '')}"
+"""torch's version as it tells it itself."""
 
 __all__ = [
     "IMAGE",

@@ -14,7 +14,7 @@ import pytest
 from tests.container.conftest import KeyPair, Ssh
 from tests.container.test_jupyter import ask
 from tests.image.test_pip import make_wheel
-from tests.support import Container, make_folder, started
+from tests.support import TORCH, Container, make_folder, started
 
 TOKEN = "token-of-daily-use"
 HOST_KEY = "/var/lib/pytorch-cuda/ssh/ssh_host_ed25519_key"
@@ -30,7 +30,7 @@ LINKED += ("libSM.so.6", "libXext.so.6", "libX11.so.6")
 @pytest.fixture(scope="module")
 def sshd(key: KeyPair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
     wheels = make_folder(tmp_path_factory.mktemp("companions"))
-    for version in ("2.6.0", "2.11.0"):
+    for version in (TORCH, "2.11.0"):
         make_wheel(wheels, "torchaudio", version)
     options = ["--shm-size=1g", "--publish=127.0.0.1::2222", f"--env=SSH_PUBLIC_KEY={key.public}"]
     with started("ssh", options=[*options, f"--volume={wheels}:/wheels:ro"]) as container:
@@ -101,7 +101,7 @@ def test_libraries_that_opencv_links_are_there(sshd: Container) -> None:
 
 def test_companions_of_torch_are_held_to_the_version_that_fits(sshd: Container, ssh: Ssh) -> None:
     install = "pip install --dry-run --no-index --find-links /wheels torchaudio"
-    assert "torchaudio-2.6.0" in ssh(sshd, install).stdout
+    assert f"torchaudio-{TORCH}" in ssh(sshd, install).stdout
     assert ssh(sshd, f"{install}==2.11.0").returncode != 0
 
 

@@ -23,7 +23,7 @@ from tests.container.devcontainer_cli import (
 )
 from tests.container.gpu_engine import GpuEngine, running_engine
 from tests.image.test_pip import make_wheel
-from tests.support import IMAGE, ROOT, docker, docker_client, make_folder
+from tests.support import IMAGE, ROOT, TORCH_BUILD, docker, docker_client, make_folder
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0, reason="becomes another user of the host, which needs root"
@@ -94,7 +94,7 @@ def test_interpreter_torch_and_the_package_in_the_clone(container: DevContainer)
     assert container.execute("command -v python").strip() == interpreter
     script = "import torch, torchvision, amptrain; print(torch.__version__, amptrain.__file__)"
     assert container.execute(f"{interpreter} -c '{script}'").split() == [
-        "2.6.0+cu124",
+        TORCH_BUILD,
         "/workspace/amptrain/__init__.py",
     ]
 

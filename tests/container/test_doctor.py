@@ -10,7 +10,9 @@ import pytest
 
 from host.versions import versions
 from tests.support import (
+    CUDA,
     IMAGE,
+    TORCH_BUILD,
     Container,
     docker,
     docker_process,
@@ -62,7 +64,7 @@ def test_nothing_to_do_without_a_gpu(tmp_path: Path) -> None:
     assert "belongs to 12345:12345, work is done as 12345:12345" in texts(
         findings, "workspace", "ok"
     )
-    assert "torch 2.6.0+cu124, CUDA 12.4, GPUs: 0" in texts(findings, "torch", "ok")
+    assert f"torch {TORCH_BUILD}, CUDA {CUDA}, GPUs: 0" in texts(findings, "torch", "ok")
     assert "cuDNN 9.1.0, from site-packages" in texts(findings, "cudnn", "ok")
     assert "tini takes SIGTERM and reaps" in texts(findings, "pid 1", "ok")
     assert "gloo uses eth0" in texts(findings, "network", "ok")

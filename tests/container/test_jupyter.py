@@ -16,7 +16,15 @@ from typing import Any
 import pytest
 import websocket
 
-from tests.support import Container, docker, make_folder, run_once, started, wait_until
+from tests.support import (
+    TORCH_BUILD,
+    Container,
+    docker,
+    make_folder,
+    run_once,
+    started,
+    wait_until,
+)
 
 OPTIONS = ["--shm-size=1g", "--publish=127.0.0.1::8888"]
 ARTICLE = ["jupyter", "notebook", "--ip=0.0.0.0", "--port=8888", "--allow-root", "--no-browser"]
@@ -95,7 +103,7 @@ def test_kernel_has_torch_and_no_token(server: Container) -> None:
         "import os, torch; print(torch.__version__, [k for k, v in os.environ.items() "
         f"if {token!r} in v])"
     )
-    assert run_in_kernel(server, token, code).strip() == "2.6.0+cu124 []"
+    assert run_in_kernel(server, token, code).strip() == f"{TORCH_BUILD} []"
 
 
 def run_in_kernel(container: Container, token: str, code: str) -> str:

@@ -14,11 +14,11 @@ from tests.container.test_compose import Project
 from tests.container.test_hardening import container_of
 from tests.container.test_jupyter import run_in_kernel
 from tests.image.test_pip import make_wheel
-from tests.support import ROOT, make_folder
+from tests.support import ROOT, TORCH, TORCH_BUILD, make_folder
 
 TOKEN = "token-of-the-pip-tests"
 INSTALL = "pip install --no-index --find-links /workspace/wheels"
-REFUSED = "The user requested (constraint) torch==2.6.0"
+REFUSED = f"The user requested (constraint) torch=={TORCH}"
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_another_torch_is_refused_in_each_kind_of_session(project: Project, ssh:
         shown = container.execute(
             "python", "-c", "import torch; print(torch.__version__)", user="dev"
         )
-        assert shown.strip() == "2.6.0+cu124"
+        assert shown.strip() == TORCH_BUILD
 
 
 def test_uv_is_held_by_the_same_pins(project: Project, ssh: Ssh) -> None:
@@ -70,7 +70,7 @@ def test_uv_is_held_by_the_same_pins(project: Project, ssh: Ssh) -> None:
     )
     done = ssh(container_of(project, "ssh"), command)
     assert done.returncode != 0
-    assert "torch==2.6.0" in done.stderr, done.stderr
+    assert f"torch=={TORCH}" in done.stderr, done.stderr
 
 
 def test_packages_installed_in_either_door_stay_and_are_in_both(project: Project, ssh: Ssh) -> None:

@@ -15,7 +15,16 @@ from pathlib import Path
 import pytest
 
 from tests.container.conftest import KeyPair
-from tests.support import ROOT, Container, docker, free_port, make_folder, started, wait_until
+from tests.support import (
+    ROOT,
+    TORCH_BUILD,
+    Container,
+    docker,
+    free_port,
+    make_folder,
+    started,
+    wait_until,
+)
 
 DOCUMENT = (ROOT / "docs/ssh.md").read_text()
 VS_CODE = """uname -rsv
@@ -186,7 +195,7 @@ def test_pycharm_s_interpreter(client: Client) -> None:
     done = client.ssh(
         "pytorch-cuda", "/opt/venv/bin/python -", stdin="import torch; print(torch.__version__)"
     )
-    assert done.stdout.strip() == "2.6.0+cu124", done.stderr
+    assert done.stdout.strip() == TORCH_BUILD, done.stderr
 
 
 @pytest.mark.parametrize(("flag", "name"), [("", "train"), ("-O ", "train-old")])

@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 
 from tests.container.conftest import CLIENT_OPTIONS, KeyPair, Ssh
-from tests.support import Container, free_port, make_folder, run_once, started, wait_until
+from tests.support import (
+    TORCH_BUILD,
+    Container,
+    free_port,
+    make_folder,
+    run_once,
+    started,
+    wait_until,
+)
 
 OPTIONS = ["--shm-size=1g", "--publish=127.0.0.1::2222"]
 
@@ -37,7 +45,7 @@ def test_command_returns_its_exit_code(server: Container, ssh: Ssh) -> None:
 def test_torch_is_the_image_s(server: Container, ssh: Ssh) -> None:
     assert (
         ssh(server, "python -c 'import torch; print(torch.__version__)'").stdout.strip()
-        == "2.6.0+cu124"
+        == TORCH_BUILD
     )
 
 
@@ -208,7 +216,7 @@ def test_article_s_command_line_serves_root_with_the_user_s_own_script(
         "/usr/sbin/sshd", "-D", options=[*options, f"--env=SSH_PUBLIC_KEY={key.public}"]
     ) as container:
         done = ssh(container, "cd /workspace/code && python train_amp.py", user="root", port=22)
-        assert done.stdout.split() == ["2.6.0+cu124", "/workspace/code"], done.stderr
+        assert done.stdout.split() == [TORCH_BUILD, "/workspace/code"], done.stderr
         assert ssh(
             container, "id -u; touch made", "&& stat -c %u made", port=22
         ).stdout.split() == ["12345", "12345"]

@@ -9,6 +9,7 @@ import pytest
 from testinfra.host import Host
 
 from tests.image.conftest import RunProgram
+from tests.support import CUDA
 
 SITE_PACKAGES = "/opt/venv/lib/python3.13/site-packages"
 LEFT_OUT = {
@@ -64,7 +65,7 @@ def test_libraries_that_are_opened_by_name_load(run_program: RunProgram) -> None
     needed = {f"libcudnn_{name}.so.9" for name in cudnn.split()}
     needed |= {
         "libnvrtc.so.12",
-        "libnvrtc-builtins.so.12.4",
+        f"libnvrtc-builtins.so.{CUDA}",
         "libtorch_cuda_linalg.so",
         "libcupti.so.12",
     }
