@@ -1,0 +1,1 @@
+"""How far data-parallel training goes: a model of its step time, checkpoints and failures."""
