@@ -2,7 +2,7 @@
 PYTHON ?= python3
 export TORCH # make build TORCH=2.7.0: another folder of locks
 .DEFAULT_GOAL := help
-.PHONY: help jupyter ssh shell train check test test-scale bench build release-image lock clean
+.PHONY: help jupyter ssh shell train multinode check test test-scale bench build release-image lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,6 +19,9 @@ shell: ## a shell as dev in the service that runs; another: make shell IN=ssh
 train: ## train with mixed precision; settings in ARGS="--precision bf16 …"
 	@$(PYTHON) -m host.up train $(ARGS)
 
+multinode: ## two nodes as containers, to see elastic training; settings in ARGS="--epochs 90 …"
+	@$(PYTHON) -m host.multinode $(ARGS)
+
 check: ## lint, types and the host's tests: no container, under two minutes
 	@$(PYTHON) -m host.check $(ARGS)
 
@@ -28,7 +31,7 @@ test: ## prove the whole project on this machine; brings up a Docker engine if t
 bench: ## measure sizes per layer, start, stop and training times (the tables of docs/measurements.md)
 	@$(PYTHON) -m benchmarks.image && $(PYTHON) -m benchmarks.modes && $(PYTHON) -m benchmarks.training
 
-test-scale: ## train on real clusters made of containers: Slurm
+test-scale: ## train on real clusters made of containers: torchrun's nodes, Slurm, Kubernetes' pods
 	@$(PYTHON) -m host.test tests/scale $(ARGS)
 
 build: ## build the image pytorch-cuda:v2.6

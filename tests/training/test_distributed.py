@@ -215,6 +215,24 @@ def test_threads_follow_the_cpus(make_config: Make) -> None:
     assert done.stdout.strip() == "1"
 
 
+@pytest.mark.parametrize(("asked", "threads"), [({}, "4"), ({"OMP_NUM_THREADS": "1"}, "1")])
+def test_ranks_share_the_cpus_whatever_torchrun_sets(
+    asked: dict[str, str], threads: str, tmp_path: Path
+) -> None:
+    """torchrun sets one thread for each of several ranks, unless the user has set a number."""
+    script = tmp_path / "threads.py"
+    script.write_text(
+        "import amptrain.distributed as d, torch\nd.usable_cpus = lambda: 8\n"
+        "d.Processes('cpu'); import sys\n"
+        "sys.stdout.write(f'threads {torch.get_num_threads()}\\n')\n"
+    )
+    env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"} | asked
+    done = subprocess.run(
+        [*TORCHRUN, str(script)], capture_output=True, text=True, check=True, env=env
+    )
+    assert done.stdout.splitlines() == [f"threads {threads}"] * 2
+
+
 def test_srun_without_torchrun_is_told(make_config: Make) -> None:
     config = make_config(precision="fp32")
     done = run(command(config), SLURM_STEP_NUM_TASKS="2", SLURM_PROCID="1")

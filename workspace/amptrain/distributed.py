@@ -7,6 +7,7 @@ import socket
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ class Processes:
         self.local_world_size = local_world_size
         self.cpus = max(1, usable_cpus() // local_world_size)
         # torch starts a thread for each CPU of the host, whatever the quota, in each process.
-        torch.set_num_threads(min(self.cpus, int(os.environ.get("OMP_NUM_THREADS") or self.cpus)))
+        torch.set_num_threads(min(self.cpus, _asked_threads() or self.cpus))
         self._control: dist.ProcessGroup | None = None
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
@@ -142,6 +143,25 @@ class Processes:
         else:
             dist.init_process_group("gloo", timeout=TIMEOUT)
             self._control = dist.group.WORLD
+
+
+def _asked_threads(processes: Path = Path("/proc")) -> int | None:
+    """$OMP_NUM_THREADS, None where nobody set it but torchrun.
+
+    torchrun gives several ranks one thread each, whatever CPUs there are, unless it is set already.
+    What torchrun itself was started with, /proc tells.
+    """
+    threads = os.environ.get("OMP_NUM_THREADS")
+    if not threads:
+        return None
+    if threads == "1" and "TORCHELASTIC_RUN_ID" in os.environ:
+        try:
+            started_with = (processes / f"{os.getppid()}/environ").read_bytes().split(b"\0")
+        except OSError:
+            return 1
+        if b"OMP_NUM_THREADS=1" not in started_with:
+            return None
+    return int(threads)
 
 
 def _require_torchrun() -> None:
