@@ -110,7 +110,7 @@ def test_the_job_trains_on_two_nodes_and_goes_on_when_a_pod_is_replaced(
         node(job, 1, network, volumes, *flags) as lost,  # before pod 0 has a name
         node(job, 0, network, volumes, *flags) as head,
     ):
-        head.wait_for_log("^step 60 ", 120)
+        head.wait_for_log(r"^step +60/", 120)
         docker("rm", "--force", lost.name)
         with node(job, 1, network, volumes, *flags) as replacement:
             codes = [one.exit_code(120) for one in (head, replacement)]
