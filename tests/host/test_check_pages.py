@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "workspace"))
 
 from amptrain.check.checker import check  # noqa: E402
+from amptrain.check.judge import RUN_RULES  # noqa: E402
 from amptrain.check.registry import RULES  # noqa: E402
 from amptrain.check.source import Source  # noqa: E402
 
@@ -32,11 +33,22 @@ def test_a_page_shows_its_rule(number: str) -> None:
     assert rule.do in page
 
 
+@pytest.mark.parametrize("number", sorted(RUN_RULES))
+def test_a_page_of_a_run_s_rule_tells_the_same_and_a_right_way(number: str) -> None:
+    rule = RUN_RULES[number]
+    page = (ROOT / rule.page).read_text()
+    wrong, right = re.findall(r"```python\n(.*?)```", page, re.S)
+    compile(wrong, rule.page, "exec")
+    assert numbers(right) == set()
+    assert rule.thread_url in page
+    assert rule.do in page
+
+
 def test_the_list_of_rules_is_whole() -> None:
     listed = re.findall(
         r"\[(AMP\d+)\]\((AMP\d+)\.md\)", (ROOT / "docs/check/README.md").read_text()
     )
-    assert [number for number, _ in listed] == sorted(RULES)
+    assert [number for number, _ in listed] == sorted([*RULES, *RUN_RULES])
     assert all(number == page for number, page in listed)
 
 
