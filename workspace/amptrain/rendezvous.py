@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in its __all__
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import (
     DEFAULT_PORT,
     C10dRendezvousBackend,
