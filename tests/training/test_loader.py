@@ -74,6 +74,37 @@ def test_cpus_follow_the_cgroup_quota(
     assert usable_cpus(cgroup_tree(tmp_path, lines, files)) == expected
 
 
+V1 = {"memory.limit_in_bytes": "1000000", "memory.usage_in_bytes": "600000"}
+V1_STAT = "cache 250000\ntotal_inactive_file 150000\ntotal_active_file 50000\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "files", "expected"),
+    [
+        ("0::/\n", {"memory.max": "max", "memory.current": "5", "memory.stat": ""}, 4096000),
+        (
+            "0::/\n",
+            {
+                "memory.max": "1000000",
+                "memory.current": "600000",
+                "memory.stat": "active_file 1000",
+            },
+            400010,
+        ),
+        ("4:memory:/\n", {**V1, "memory.stat": V1_STAT}, 600000),
+        ("4:memory:/\n", {**V1, "memory.limit_in_bytes": str(2**63 - 4096)}, 4096000),
+    ],
+)
+def test_free_memory_follows_the_cgroup(
+    tmp_path: Path, lines: str, files: dict[str, str], expected: int
+) -> None:
+    """File pages count as free; a limit of the size of the address space is none."""
+    folder = "" if lines.startswith("0") else "memory/"
+    root = cgroup_tree(tmp_path, lines, {f"{folder}{name}": text for name, text in files.items()})
+    (root / "proc/meminfo").write_text("MemTotal: 9000 kB\nMemAvailable:    4000 kB\n")
+    assert limits.memory_free(root) == expected
+
+
 def test_cpus_follow_the_affinity(tmp_path: Path) -> None:
     allowed = os.sched_getaffinity(0)
     try:

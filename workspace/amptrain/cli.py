@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import TypeVar
 
 from amptrain import __version__
 from amptrain.config import RENAMED, TrainConfig, load_yaml
@@ -19,6 +20,7 @@ usage: amptrain COMMAND [flags]
   predict          tell the class of images with a trained model
   evaluate         judge a trained model on labelled images
   export           write a trained model as ONNX, torch.export or safetensors
+  find-batch       find the largest micro-batch that fits into memory
   verify-resume    show that your settings continue bit for bit after a kill
 
 `amptrain COMMAND --help` tells the flags of a command."""
@@ -53,6 +55,17 @@ def verify_resume(arguments: Sequence[str]) -> int:
     return verify(parse_config(arguments, prog="amptrain verify-resume"))
 
 
+def find_batch(arguments: Sequence[str]) -> int:
+    """`amptrain find-batch`, with the flags of `amptrain train` and --max-batch."""
+    from amptrain.find_batch.command import FindBatchConfig
+    from amptrain.find_batch.command import find_batch as find
+
+    def around(train: TrainConfig) -> FindBatchConfig:
+        return FindBatchConfig(train=train)
+
+    return find(_parse(FindBatchConfig, around, arguments, prog="amptrain find-batch"))
+
+
 def predict(arguments: Sequence[str]) -> int:
     """`amptrain predict`."""
     from amptrain.inference.predict import main
@@ -81,13 +94,27 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "predict": predict,
     "evaluate": evaluate,
     "export": export,
+    "find-batch": find_batch,
     "verify-resume": verify_resume,
 }
+
+
+Settings = TypeVar("Settings")
 
 
 def parse_config(arguments: Sequence[str], prog: str) -> TrainConfig:
     """Settings from flags, over those of the file given with --config, over the defaults. Raises
     ConfigError."""
+    return _parse(TrainConfig, lambda train: train, arguments, prog)
+
+
+def _parse(
+    kind: type[Settings],
+    around: Callable[[TrainConfig], Settings],
+    arguments: Sequence[str],
+    prog: str,
+) -> Settings:
+    """Settings of `kind`, which `around` makes of those of a run."""
     import tyro
 
     arguments = [
@@ -95,9 +122,9 @@ def parse_config(arguments: Sequence[str], prog: str) -> TrainConfig:
         for argument, following in zip(arguments, [*arguments[1:], "--"], strict=False)
     ]
     path = _config_path(arguments)
-    defaults = TrainConfig() if path is None else load_yaml(path)
+    defaults = around(TrainConfig() if path is None else load_yaml(path))
     options = (tyro.conf.OmitArgPrefixes, tyro.conf.AvoidSubcommands)
-    return tyro.cli(TrainConfig, prog=prog, args=arguments, default=defaults, config=options)
+    return tyro.cli(kind, prog=prog, args=arguments, default=defaults, config=options)
 
 
 def _today(argument: str, following: str) -> str:

@@ -1,12 +1,46 @@
 """When memory runs out: how one sees it, and the settings that need less."""
 
+import re
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 import torch
 
 from amptrain.config import TrainConfig
 from amptrain.errors import TrainingError
 
-CPU_ALLOCATOR = ("can't allocate memory", "not enough memory")
-"""How torch's allocators for the CPU say it, in a plain RuntimeError."""
+CPU_ALLOCATOR = ("can't allocate memory", "not enough memory", "bad_alloc", "could not create a")
+"""How torch, C++ and oneDNN say it for the CPU, in a plain RuntimeError."""
+
+
+@contextmanager
+def told_at(most: int | None) -> Iterator[None]:
+    """Let an allocation that would take this process above `most` bytes fail, with an error one
+    can tell; None sets no limit.
+
+    A container's limit is kept otherwise: the kernel kills the process, and nobody learns why.
+    What is mapped and not used, such as the stacks of threads, counts for RLIMIT_DATA
+    (setrlimit(2)) and is added.
+    """
+    before, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    if most is None or before != resource.RLIM_INFINITY:
+        yield
+        return
+    soft = most + held("VmData") - held("RssAnon")
+    resource.setrlimit(resource.RLIMIT_DATA, (soft if hard < 0 else min(soft, hard), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (before, hard))
+
+
+def held(name: str) -> int:
+    """Bytes of this process by a name of proc_pid_status(5), such as VmHWM, its peak."""
+    status = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace")
+    found = re.search(rf"^{name}:\s*(\d+) kB", status, re.MULTILINE)
+    return int(found[1]) * 1024 if found else 0
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -29,8 +63,9 @@ def out_of_memory(error: BaseException, config: TrainConfig, world_size: int) ->
     return TrainingError(
         f"Out of memory: {found} {same}"
         f"A smaller --global-batch-size (now {optim.global_batch_size}), --image-size or --model "
-        "needs less and "
-        "gives another result. The newest checkpoint is kept; the same command continues from it."
+        "needs less and gives another result. `amptrain find-batch` with the same flags finds the "
+        "largest micro-batch that fits. The newest checkpoint is kept; the same command continues "
+        "from it."
     )
 
 
