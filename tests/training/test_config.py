@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from amptrain.cli import main, parse_config
-from amptrain.config import TrainConfig, flatten, from_flat, load_yaml, save_yaml
+from amptrain.config import RunConfig, TrainConfig, flatten, from_flat, load_yaml, save_yaml
 from amptrain.errors import ConfigError
 
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -204,3 +204,12 @@ def test_the_last_file_wins(tmp_path: Path) -> None:
         (tmp_path / f"{epochs}.yaml").write_text(f"epochs: {epochs}\n")
     flags = [f"--config={tmp_path}/3.yaml", "--config", f"{tmp_path}/4.yaml"]
     assert parse_config(flags, "x").optim.epochs == 4
+
+
+def test_a_tilde_is_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shells leave it alone in --runs=~/runs."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "mine.yaml").write_text("epochs: 3\n")
+    assert load_yaml(Path("~/mine.yaml")).optim.epochs == 3
+    config = TrainConfig(run=RunConfig(runs=Path("~/runs"), name="one"))
+    assert config.run_dir == tmp_path / "runs/one"

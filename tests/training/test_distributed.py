@@ -289,3 +289,19 @@ def test_nohup_is_heeded_and_a_thread_may_train() -> None:
     command = ["nohup", sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
     assert (done.returncode, done.stdout) == (0, "None\nNone\n")
+
+
+def test_ranks_with_different_settings_are_told(make_config: Make, tmp_path: Path) -> None:
+    """As by a typo in the command on one of two machines."""
+    config = make_config(precision="fp32")
+    script = tmp_path / "differing.py"
+    script.write_text(
+        "import os, sys\nfrom amptrain import cli\n"
+        "more = ['--lr=0.5'] if os.environ['RANK'] == '1' else []\n"
+        "sys.exit(cli.run(cli.train, [*sys.argv[1:], *more]))\n"
+    )
+    done = run(torchrun(config, str(script)))
+    assert done.returncode != 0
+    assert "Rank 1 was given other settings than rank 0: lr 0.5 (rank 0 has " in done.stderr
+    assert "Another rank was given other settings than this one." in done.stderr
+    assert not (config.run_dir / "checkpoints").exists()

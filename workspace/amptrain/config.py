@@ -84,6 +84,8 @@ class RunConfig:
     """Checkpoints kept; at least 2, so that a damaged one has one before it."""
 
     def __post_init__(self) -> None:
+        # Shells leave the tilde of --runs=~/runs alone.
+        object.__setattr__(self, "runs", self.runs.expanduser())
         require(self.log_every >= 1, f"--log-every is {self.log_every}; it needs at least 1 step.")
         require(
             self.save_every is None or self.save_every >= 1,
@@ -471,7 +473,7 @@ def _coerce(setting: "dataclasses.Field[Any]", value: Any) -> Any:
 def load_yaml(path: Path) -> TrainConfig:
     """Settings from a YAML file. Raises ConfigError with the path and what is wrong."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.safe_load(path.expanduser().read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"The file {path} given with --config cannot be read: {error}.") from None
     except yaml.YAMLError as error:

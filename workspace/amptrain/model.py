@@ -25,7 +25,9 @@ class QuarterMeans(nn.Module):
     """
 
     def forward(self, images: Tensor) -> Tensor:
-        if not torch.are_deterministic_algorithms_enabled():
+        # Tracing, as an export does it, has no numbers for the sizes that the other way needs.
+        tracing: bool = torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
+        if tracing or not torch.are_deterministic_algorithms_enabled():
             return functional.adaptive_avg_pool2d(images, 2)
         height, width = images.shape[-2:]
         means = functional.avg_pool2d(

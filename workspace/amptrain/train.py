@@ -14,7 +14,7 @@ import torch
 from amptrain.checkpoint.checkpoints import Checkpoints
 from amptrain.checkpoint.lock import alone_in
 from amptrain.checkpoint.state import TrainState
-from amptrain.config import TrainConfig, save_yaml
+from amptrain.config import Plain, TrainConfig, flatten, save_yaml
 from amptrain.data import contents
 from amptrain.data.datasets import open_dataset
 from amptrain.data.feed import Feed
@@ -54,6 +54,7 @@ def train(config: TrainConfig) -> int:
         )  # cuBLAS reads it when CUDA starts
     with StopSignal() as stop:
         processes = Processes(config.run.device)
+        require_same_settings(config, processes)
         with alone_in(config.run_dir, processes.is_main):
             if is_finished(config, processes):
                 processes.close()
@@ -79,6 +80,22 @@ def train(config: TrainConfig) -> int:
                 raise
         processes.close()
         return 0 if done else 128 + (stop.number or signal.SIGTERM)
+
+
+def require_same_settings(config: TrainConfig, processes: Processes) -> None:
+    """Raise ConfigError, in all processes, if one was given other settings than rank 0: they would
+    wait for each other, or train different models as one."""
+    own = flatten(config)
+    first: dict[str, Plain] = processes.broadcast_object(own)
+    names = [name for name in own if own[name] != first[name]]
+    if processes.any(bool(names)):
+        found = ", ".join(f"{name} {own[name]} (rank 0 has {first[name]})" for name in names)
+        raise ConfigError(
+            f"Rank {processes.rank} was given other settings than rank 0: {found}. Give all the "
+            "same."
+            if found
+            else "Another rank was given other settings than this one. Give all the same."
+        )
 
 
 def is_finished(config: TrainConfig, processes: Processes) -> bool:

@@ -184,6 +184,15 @@ def test_an_exported_model_computes_the_same(run: Path, tmp_path: Path, ending: 
         assert all(torch.equal(t, model.state_dict()[n]) for n, t in read_tensors(out).items())
 
 
+def test_a_model_is_exported_after_a_deterministic_run(run: Path, tmp_path: Path) -> None:
+    """As in a notebook: the setting stays on, and small_cnn then pools another way."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert main(["export", str(run), "--out", str(tmp_path / "model.onnx")]) == 0
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def test_an_export_that_computes_something_else_is_refused(run: Path) -> None:
     model, info, _ = load_model(run)
     with pytest.raises(TrainingError, match="does not compute the same"):
