@@ -6,6 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from amptrain.config import TrainConfig, flatten
 from amptrain.distributed import Processes
@@ -66,3 +67,18 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def broken_folder(tmp_path: Path) -> Path:
+    """Two classes of four images each, for training and for validation, one of each broken."""
+    from PIL import Image
+
+    for part in ("train", "val"):
+        for label, colour in (("black", 0), ("white", 255)):
+            folder = tmp_path / "images" / part / label
+            folder.mkdir(parents=True)
+            for number in range(4):
+                Image.new("L", (16, 16), colour).save(folder / f"{number}.png")
+    (tmp_path / "images/train/black/1.png").write_bytes(b"no image")
+    (tmp_path / "images/val/white/2.png").write_bytes(b"")
+    return tmp_path / "images"

@@ -18,7 +18,7 @@ from amptrain.distributed import _interface
 from amptrain.model import build_model
 from amptrain.precision import resolve_precision
 
-from .support import command, records, wait_for
+from .support import broken_folder, command, records, wait_for
 
 Make = Callable[..., TrainConfig]
 # torchrun, as a program of this Python; a free port each time
@@ -305,3 +305,28 @@ def test_ranks_with_different_settings_are_told(make_config: Make, tmp_path: Pat
     assert "Rank 1 was given other settings than rank 0: lr 0.5 (rank 0 has " in done.stderr
     assert "Another rank was given other settings than this one." in done.stderr
     assert not (config.run_dir / "checkpoints").exists()
+
+
+def test_a_broken_validation_image_loses_no_epoch_of_several_ranks(
+    make_config: Make, tmp_path: Path
+) -> None:
+    """One that broke after the data were looked at, and that one rank alone reads."""
+    folder = broken_folder(tmp_path)
+    (folder / "train/black/1.png").unlink()
+    config = make_config(
+        data=f"imagefolder:{folder}", image_size=16, model="small_cnn", batch_size=4
+    )
+    script = tmp_path / "unseen.py"
+    script.write_text(
+        "import sys\nfrom amptrain import cli\nfrom amptrain.data.feed import Feed\n"
+        "Feed.look = lambda self, log: None\n"
+        "sys.exit(cli.run(cli.train, sys.argv[1:]))\n"
+    )
+    done = run(torchrun(config, str(script), image_size=16, batch_size=4))
+    assert done.returncode != 0
+    assert "2.png" in done.stderr
+    assert "Another rank met an image that cannot be read; its message names it." in done.stderr
+    # Of 7 images one step of 4: the other 3 are too few for two ranks.
+    assert [path.name for path in (config.run_dir / "checkpoints").iterdir()] == [
+        "step-000000001.pt"
+    ]

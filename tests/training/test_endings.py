@@ -12,7 +12,7 @@ from amptrain.config import from_flat, save_yaml
 from amptrain.errors import CheckpointError, ConfigError, TrainingError
 from amptrain.train import train
 
-from .support import Make, command, trainer_of, wait_for
+from .support import Make, broken_folder, command, trainer_of, wait_for
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -120,20 +120,6 @@ def test_what_is_refused_leaves_nothing_behind(make_config: Make, tmp_path: Path
     with pytest.raises(ConfigError):
         train(make_config(max_steps=1, batch_size=64))
     assert (config.run_dir / "result.json").exists()
-
-
-def broken_folder(tmp_path: Path) -> Path:
-    from PIL import Image
-
-    for part in ("train", "val"):
-        for label, colour in (("black", 0), ("white", 255)):
-            folder = tmp_path / "images" / part / label
-            folder.mkdir(parents=True)
-            for number in range(4):
-                Image.new("L", (16, 16), colour).save(folder / f"{number}.png")
-    (tmp_path / "images/train/black/1.png").write_bytes(b"no image")
-    (tmp_path / "images/val/white/2.png").write_bytes(b"")
-    return tmp_path / "images"
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -389,13 +389,12 @@ class Trainer:
 
     @contextmanager
     def _saved_if_broken(self) -> Iterator[None]:
-        """An image that can't be read ends a validation; the epoch before it is not lost. Alone,
-        since other ranks are in the middle of theirs."""
+        """An image that can't be read ends a validation, in all processes; the epoch before it is
+        not lost."""
         try:
             yield
         except TrainingError:
-            if self.processes.world_size == 1:
-                self.save()
+            self.save()
             raise
 
     def _write_model(self, name: str) -> None:
