@@ -89,7 +89,7 @@ V1_STAT = "cache 250000\ntotal_inactive_file 150000\ntotal_active_file 50000\n"
                 "memory.current": "600000",
                 "memory.stat": "active_file 1000",
             },
-            400010,
+            401000,
         ),
         ("4:memory:/\n", {**V1, "memory.stat": V1_STAT}, 600000),
         ("4:memory:/\n", {**V1, "memory.limit_in_bytes": str(2**63 - 4096)}, 4096000),

@@ -1,0 +1,1 @@
+"""amptrain's step beside what people would use in its place."""
