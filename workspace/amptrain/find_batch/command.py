@@ -111,8 +111,10 @@ def advice(train: TrainConfig, largest: int) -> str:
     batch, now = train.optim.global_batch_size, train.optim.grad_accum_steps
     count = fewest_micro_batches(batch, largest)
     if count is None:
-        steps = -(-batch // largest)
-        near = steps * (batch // steps)
+        sizes = range(SMALLEST, min(largest, batch) + 1)
+        micro = max(sizes, key=lambda size: (batch // size * size, size))
+        steps = batch // micro
+        near = steps * micro
         return (
             f"Flags: --global-batch-size {near} --grad-accum-steps {steps}\n"
             f"A step of {batch} images cannot be split evenly into micro-batches that fit, so this "
@@ -152,7 +154,7 @@ def _run(config: TrainConfig, work: str, arguments: dict[str, Any]) -> dict[str,
             process.kill()  # Ctrl-C, for one
     if process.returncode < 0:
         name = signal.Signals(-process.returncode).name
-        by_kernel = ", by the kernel for want of memory" if name == "SIGKILL" else ""
+        by_kernel = ", likely by the kernel for want of memory" if name == "SIGKILL" else ""
         raise Killed(f"killed by {name}{by_kernel}")
     if process.returncode == 0:
         return dict(json.loads(answer))
