@@ -23,6 +23,7 @@ else:
     PrecisionName = Literal[("auto", *precision_names())]
 AugmentName = Literal["none", "flip", "randaugment", "trivialaugment"]
 ScheduleName = Literal["cosine", "step", "constant", "one-cycle"]
+LossName = Literal["cross-entropy", "bce"]
 WARMUP_EPOCHS = 2.0
 
 Plain = bool | int | float | str | None
@@ -39,7 +40,7 @@ NAMED_IN_RUN = {
     *("seed", "global_batch_size", "optimizer", "lr", "momentum", "weight_decay", "warmup_epochs"),
     *("label_smoothing", "max_grad_norm", "ema_decay", "head_lr", "freeze", "image_size"),
     *("augment", "random_erasing", "color_jitter", "mixup", "cutmix", "schedule", "class_weights"),
-    *("lr_step_epochs", "lr_gamma"),
+    *("lr_step_epochs", "lr_gamma", "loss"),
 }
 """Settings that stand in the default name of a run where they are not the default."""
 
@@ -296,11 +297,14 @@ class OptimConfig:
     """What --schedule step multiplies the learning rate with."""
     early_stop_patience: int | None = None
     """End the run after this many epochs without a better validation accuracy."""
+    loss: LossName = "cross-entropy"
+    """cross-entropy takes one class of each image; bce asks of each class by itself whether it is
+    there, and takes several labels an image."""
     class_weights: Literal["none", "balanced"] = "none"
     """balanced weighs rare classes more in the loss: by images / (classes × images of the
     class)."""
     label_smoothing: float = 0.1
-    """Share of a label's weight that is spread over all classes."""
+    """Share of a label's weight that is spread over all classes; with bce over yes and no."""
     max_grad_norm: float | None = None
     """Largest norm of the true gradient; a larger one is scaled down to it."""
     ema_decay: float | None = None
@@ -349,6 +353,11 @@ class OptimConfig:
         require(
             0 <= self.label_smoothing < 1,
             f"--label-smoothing is {self.label_smoothing}; it needs to be from 0 to below 1.",
+        )
+        require(
+            self.loss != "bce" or self.class_weights == "none",
+            "--class-weights balanced weighs an image by its one class, and --loss bce may have "
+            "several of each. Leave it out, or take --loss cross-entropy.",
         )
         require(
             self.max_grad_norm is None or self.max_grad_norm > 0,

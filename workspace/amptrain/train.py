@@ -214,7 +214,8 @@ class Trainer:
             return self._stopped()
         for step in range(progress.step, self.schedule.total):
             if self.state.is_stopped_early:
-                self.report.log.message(early_stop_text(self.config, progress, self.order))
+                text = early_stop_text(self.config, progress, self.order, self.task)
+                self.report.log.message(text)
                 break
             if self.processes.any(self.stop.number is not None):
                 return self._stopped()
@@ -231,7 +232,7 @@ class Trainer:
         broken = self.feed.count_broken()
         self._write_model(LAST)
         if self.processes.is_main:
-            finish(self.config, self.order, self.state, broken, self.report.log)
+            finish(self.config, self.task, self.order, self.state, broken, self.report.log)
         if self.checkpoints.saved_step < progress.step:
             raise CheckpointError(
                 "Trained to the end, but the last checkpoint of this run is of step "
@@ -353,6 +354,7 @@ class Trainer:
                 max_batches=self.feed.validation_batches.max_batches,
                 processes=self.processes,
                 stop_asked=lambda: self.stop.number is not None,
+                loss=self.config.optim.loss,
             )
         if result is None:
             return False
@@ -375,6 +377,7 @@ class Trainer:
                 val_accuracy=progress.accuracy,
                 skips=progress.epoch_skips,
                 seconds=progress.seconds,
+                measure=self.task.measure,
             )
         )
         progress.epoch_skips = 0

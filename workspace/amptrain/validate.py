@@ -3,11 +3,12 @@
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
-from torch import nn
-from torch.nn.functional import cross_entropy
+from torch import Tensor, nn
 
+from amptrain.config import LossName
 from amptrain.distributed import Processes
 from amptrain.errors import TrainingError
+from amptrain.loss import image_losses, is_told
 from amptrain.precision import Precision
 from amptrain.step import MicroBatch
 
@@ -21,9 +22,10 @@ def validate(
     max_batches: int,
     processes: Processes,
     stop_asked: Callable[[], bool],
+    loss: LossName = "cross-entropy",
 ) -> tuple[float, float] | None:
     """(mean loss, accuracy) over the images of all processes, each counted once; None if asked to
-    stop.
+    stop. For images of several labels the second is the micro-F1, see `parts_right`.
 
     Raises TrainingError, in all processes, if one meets an image that cannot be read.
 
@@ -33,7 +35,7 @@ def validate(
     alone. Sums are FP64, on the device until the end.
     """
     model.eval()
-    totals = torch.zeros(3, dtype=torch.float64, device=processes.device)
+    totals = torch.zeros(4, dtype=torch.float64, device=processes.device)
     stream = iter(batches)
     for _ in range(max_batches):
         batch, broken = _next(stream)
@@ -48,18 +50,33 @@ def validate(
             continue
         with precision.autocast():
             logits = model(batch.inputs)
-        loss = cross_entropy(logits.float(), batch.targets, reduction="none")
-        correct = (logits.argmax(1) == batch.targets).double().sum()
-        totals += torch.stack(
-            [loss.double().sum(), correct, torch.ones_like(correct) * len(batch.targets)]
-        )
-    loss_sum, right, count = processes.sum(totals.tolist())
+        losses = image_losses(loss, logits.float(), batch.targets)
+        right, of = parts_right(logits, batch.targets)
+        images = torch.full_like(right, len(batch.targets))
+        totals += torch.stack([losses.double().sum(), right, of, images])
+    loss_sum, right_sum, of_sum, count = processes.sum(totals.tolist())
     if not count:
         raise TrainingError(
             "None of the images to validate with could be read; broken.txt in the run directory "
             "names them."
         )
-    return loss_sum / count, right / count
+    return loss_sum / count, right_sum / of_sum if of_sum else 0.0
+
+
+def parts_right(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Two sums over these images, FP64, whose quotient over all images is the measure.
+
+    For targets (n,): the images whose class is the likeliest, and all; that is the accuracy. For
+    targets (n, classes), 0 or 1: 2·TP and 2·TP + FP + FN over all images and classes, where a label
+    is told from a probability of 0.5 on; that is the micro-averaged F1. The accuracy over images
+    and classes would be near 1 already for a model that never tells a label.
+    """
+    if targets.ndim == 1:
+        right = (logits.argmax(1) == targets).double().sum()
+        return right, torch.full_like(right, len(targets))
+    told, there = is_told(logits), targets > 0.5
+    right = 2 * (told & there).double().sum()
+    return right, told.double().sum() + there.double().sum()
 
 
 def _next(stream: Iterator[MicroBatch]) -> tuple[MicroBatch | None, TrainingError | None]:

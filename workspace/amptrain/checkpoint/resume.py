@@ -45,6 +45,7 @@ MUST_MATCH = {
         "optimizer",
         "fused",
         "ema_decay",
+        "loss",
     ),
 }
 """Settings without which the saved state, or the place in the data, means nothing."""

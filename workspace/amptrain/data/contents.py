@@ -9,16 +9,34 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from amptrain.data.files import FileList
 from amptrain.errors import ConfigError
 
 NAME = "data.json"
+SEVERAL = "all, of several labels,"
+"""In place of a class, for images of several labels."""
 
 
-def contents_of(classes: Sequence[str], train: FileList, validation: FileList) -> dict[str, Any]:
+def contents_of(
+    classes: Sequence[str],
+    train: FileList,
+    validation: FileList,
+    label_sets: NDArray[np.bool_] | None = None,
+) -> dict[str, Any]:
     """For each part and class: how many files, a hash over their names in order, and one over names
-    and sizes."""
+    and sizes. Files of several labels are one entry a part, with their labels in both hashes."""
     parts = {"train": train, "validation": validation}
+    if label_sets is not None:
+        return {
+            "classes": [_text(name) for name in classes],
+            **{
+                part: {SEVERAL: list(files.digests_of_all(label_sets))}
+                for part, files in parts.items()
+            },
+        }
     return {
         "classes": [_text(name) for name in classes],
         **{
@@ -67,6 +85,11 @@ def check(saved: dict[str, Any] | None, now: dict[str, Any] | None) -> list[str]
             f"{', '.join(new) or 'none'}. Its outputs mean the old ones. Put them back, or start a "
             "new run with another --name."
         )
+    if saved["train"].keys() != now["train"].keys():
+        raise ConfigError(
+            "The labels are not those this run began with: one of each image at one time, several "
+            "or none at the other. Put them back, or start a new run with another --name."
+        )
     messages = []
     for part, what in (("train", "training"), ("validation", "validation")):
         before, after = saved[part], now[part]
@@ -95,8 +118,14 @@ def _differences(
     each = ", ".join(
         f"{name} {saved[name][0]} → {now[name][0]}"
         if saved[name][0] != now[name][0]
-        else f"{name} {now[name][0]} with other {'names' if names_only else 'names or sizes'}"
+        else f"{name} {now[name][0]} with other {_kinds(name, names_only)}"
         for name in changed[:5]
     )
     more = f" and {len(changed) - 5} more classes" if len(changed) > 5 else ""
     return f"{total[0]} files then, {total[1]} now ({each}{more})"
+
+
+def _kinds(name: str, names_only: bool) -> str:
+    """What may differ where the number of files does not."""
+    kinds = ["names"] + ["labels"] * (name == SEVERAL) + ["sizes"] * (not names_only)
+    return " or ".join(kinds)

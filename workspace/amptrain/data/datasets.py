@@ -35,6 +35,8 @@ MAX_BROKEN_IN_A_ROW = 100
 """After so many images that cannot be read, none is looked for in place of the first."""
 VAL_FRACTION = 0.2
 """Held out for validation where nothing else is said."""
+MICRO_F1 = "micro-F1"
+"""The measure for images of several labels."""
 IMAGENET_MEAN = (123.675, 116.28, 103.53)
 IMAGENET_STD = (58.395, 57.12, 57.375)
 
@@ -92,6 +94,19 @@ class Dataset:
     """Sentences on what was found."""
     contents: dict[str, Any] | None = None
     """Plain types that change when the data does, see data/contents.py; None where it cannot."""
+    label_sets: NDArray[np.bool_] | None = None
+    """For images of several labels, or none: (sets, classes), which classes are in each set of
+    labels that there is. A Sample's label, and Images.labels, then are rows of this."""
+
+    @property
+    def label_count(self) -> int:
+        """Labels are from 0 to one below this."""
+        return len(self.classes if self.label_sets is None else self.label_sets)
+
+    @property
+    def measure(self) -> str:
+        """What a validation counts, see validate.py."""
+        return "accuracy" if self.label_sets is None else MICRO_F1
 
 
 def open_dataset(config: DataConfig, seed: int) -> Dataset:
@@ -219,13 +234,24 @@ def hold_out(
     return np.flatnonzero(~held), np.flatnonzero(held)
 
 
-def count_text(part: str, labels: NDArray[np.integer], classes: Sequence[str]) -> str:
+def class_counts(
+    labels: NDArray[np.integer], classes: Sequence[str], label_sets: NDArray[np.bool_] | None
+) -> NDArray[np.int64]:
+    """Images of each class, (classes,)."""
+    if label_sets is None:
+        return np.bincount(labels, minlength=len(classes))
+    of_set = np.bincount(labels, minlength=len(label_sets))
+    return np.array([of_set[column].sum() for column in label_sets.T], dtype=np.int64)
+
+
+def count_text(
+    part: str, images: int, counts: NDArray[np.int64], classes: Sequence[str], each: str = ""
+) -> str:
     """The sentence on how many images each class has."""
-    counts = np.bincount(labels, minlength=len(classes))
-    start = f"{part}: {len(labels)} images of {np.count_nonzero(counts)} classes"
+    start = f"{part}: {images} images of {np.count_nonzero(counts)} classes{each}"
     if len(classes) <= 12:
-        each = ", ".join(f"{name} {n}" for name, n in zip(classes, counts, strict=True))
-        return f"{start} ({each})"
+        of_each = ", ".join(f"{name} {n}" for name, n in zip(classes, counts, strict=True))
+        return f"{start} ({of_each})"
     few, many = int(counts.argmin()), int(counts.argmax())
     return f"{start} (from {counts[few]} of {classes[few]} to {counts[many]} of {classes[many]})"
 
@@ -237,9 +263,11 @@ def file_dataset(
     train: FileList,
     validation: FileList,
     messages: Sequence[str],
+    label_sets: NDArray[np.bool_] | None = None,
 ) -> Dataset:
-    """The data set of these image files. `messages` follow the counts. Raises ConfigError if there
-    is nothing to learn, or nothing to validate with."""
+    """The data set of these image files, whose labels are rows of `label_sets` where that is given.
+    `messages` follow the counts. Raises ConfigError if there is nothing to learn, or nothing to
+    validate with."""
     if len(classes) < 2:
         raise ConfigError(
             f"{config.data} has one class only, {', '.join(classes)}: there is nothing to tell "
@@ -250,9 +278,18 @@ def file_dataset(
             f"{config.data} has no image to validate with: every class has one image, or those for "
             "validation are missing."
         )
-    told = [f"{count_text('Training', train.labels, classes)}."]
-    told.append(f"{count_text('Validation', validation.labels, classes)}.")
-    without = np.setdiff1d(train.labels, validation.labels)
+    parts = {"Training": train.labels, "Validation": validation.labels}
+    counts = {part: class_counts(of_part, classes, label_sets) for part, of_part in parts.items()}
+    each = "" if label_sets is None else ", several or none to an image"
+    told = [
+        f"{count_text(part, len(of_part), counts[part], classes, each)}."
+        for part, of_part in parts.items()
+    ]
+    unseen = np.flatnonzero(counts["Training"] == 0)
+    if len(unseen):
+        names = ", ".join(classes[label] for label in unseen[:8])
+        told.append(f"{len(unseen)} classes have no image to train on ({names}).")
+    without = np.flatnonzero((counts["Training"] > 0) & (counts["Validation"] == 0))
     if len(without):
         names = ", ".join(classes[label] for label in without[:8])
         told.append(
@@ -270,5 +307,6 @@ def file_dataset(
         std=IMAGENET_STD,
         in_memory=False,
         messages=(*told, *messages),
-        contents=contents_of(classes, train, validation),
+        contents=contents_of(classes, train, validation, label_sets),
+        label_sets=label_sets,
     )

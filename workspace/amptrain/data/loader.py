@@ -161,10 +161,10 @@ class DeviceBatches:
     """Iterates over a loader's batches as MicroBatches on the device.
 
     Images come as normalised float32, (n, channels, height, width), in `memory_format`, and mixed
-    if there is a `mixer`. On CUDA the copy, the normalisation and the mixing run on a stream of
-    their own, beside the step before. `waited` counts
-    the seconds that the host spent waiting for the loader. `report` is told of the images that
-    could not be read.
+    if there is a `mixer`; several labels an image come as float32, (n, classes), 1 for each. On
+    CUDA the copy, the normalisation and the mixing run on a stream of their own, beside the step
+    before. `waited` counts the seconds that the host spent waiting for the loader. `report` is told
+    of the images that could not be read.
     """
 
     def __init__(
@@ -187,6 +187,8 @@ class DeviceBatches:
         self.batches: Iterator[Batch] | None = None
         self.mean = torch.tensor(task.mean, device=device).view(-1, 1, 1)
         self.std = torch.tensor(task.std, device=device).view(-1, 1, 1)
+        sets = task.label_sets
+        self.label_sets = None if sets is None else torch.from_numpy(sets).to(device)
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def __iter__(self) -> Iterator[MicroBatch]:
@@ -225,6 +227,8 @@ class DeviceBatches:
                 self.device, non_blocking=True, memory_format=self.memory_format
             )
             labels = batch.labels.to(self.device, non_blocking=True)
+            if self.label_sets is not None:
+                labels = self.label_sets[labels].float()
             images = (images.float() - self.mean) / self.std
             if self.mixer is not None and batch.mixes is not None:
                 mixes = to_device(batch.mixes, self.device)

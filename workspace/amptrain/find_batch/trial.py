@@ -138,7 +138,7 @@ def made_batches(
     made = (
         Batch(
             torch.randint(256, (images, *task.shape), dtype=torch.uint8),
-            torch.randint(len(task.classes), (images,)),
+            torch.randint(task.label_count, (images,)),
             (),
             1 / len(sizes),
             last,

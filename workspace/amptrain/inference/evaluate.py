@@ -18,7 +18,9 @@ from amptrain.config import DataConfig
 from amptrain.data.datasets import VALIDATION, Dataset, Images, open_dataset
 from amptrain.errors import ConfigError
 from amptrain.inference.model_file import ModelInfo, load_model
+from amptrain.inference.multilabel import judge_labels, write_labels
 from amptrain.inference.predict import chosen_device, described
+from amptrain.loss import image_losses
 
 LARGEST_PICTURE = 100
 """Classes in a picture; more cannot be told apart, and the CSV has them all."""
@@ -35,8 +37,8 @@ class EvaluateConfig:
     data_dir: Path = Path("data")
     """Directory in which cifar10 lies."""
     out: Path | None = None
-    """Folder for evaluation.json, confusion.csv and confusion.png; the default is `evaluation`
-    beside the model file."""
+    """Folder for evaluation.json, confusion.csv and confusion.png (where images have several
+    labels, the first alone); the default is `evaluation` beside the model file."""
     batch_size: int = 64
     """Images computed at once."""
     device: Literal["auto", "cuda", "cpu"] = "auto"
@@ -50,7 +52,7 @@ class Evaluation:
     """What a model did on labelled images."""
 
     loss: float
-    """Mean cross-entropy."""
+    """Mean cross-entropy; of a model trained with bce, binary cross-entropy."""
     confusion: NDArray[np.int64]
     """(classes, classes): images of the row's class that were taken for the column's."""
     right_in_5: int
@@ -91,13 +93,20 @@ def main(arguments: Sequence[str]) -> int:
     model, info, path = load_model(config.model_file, config.model)
     task = open_as_trained(config, info)
     require_same_classes(info, task)
+    if task.label_sets is not None and info.loss != "bce":
+        raise ConfigError(
+            f"{task.name} has images of several labels or none, and {path} was trained with one "
+            "for each (--loss cross-entropy). Judge it on such images, or train with --loss bce."
+        )
     device = chosen_device(config.device)
     print(f"{path}: {described(info)}; judged on {len(task.validation)} images of {task.name}")
-    result = evaluate(
-        model.to(device), info, _batches(task.validation, config.batch_size), device=device
-    )
     folder = config.out or path.parent / "evaluation"
-    folder.mkdir(parents=True, exist_ok=True)
+    batches = _batches(task.validation, config.batch_size)
+    if task.label_sets is not None:
+        labelled = judge_labels(model.to(device), info, batches, task.label_sets, device=device)
+        write_labels(folder, labelled, path)
+        return 0
+    result = evaluate(model.to(device), info, batches, device=device)
     write_evaluation(folder, result, path)
     _tell(result, folder)
     return 0
@@ -160,7 +169,10 @@ def evaluate(
         if not len(labels):
             continue
         logits = model(((pixels.float() - mean) / std).to(device)).float().cpu()
-        loss += float(cross_entropy(logits.double(), labels, reduction="sum"))
+        if info.loss == "bce":
+            loss += float(image_losses("bce", logits.double(), labels).sum())
+        else:
+            loss += float(cross_entropy(logits.double(), labels, reduction="sum"))
         np.add.at(confusion, (labels.numpy(), logits.argmax(1).numpy()), 1)
         likeliest = logits.topk(min(5, count)).indices
         in_five += int((likeliest == labels[:, None]).any(1).sum())
@@ -173,6 +185,7 @@ def evaluate(
 
 def write_evaluation(folder: Path, result: Evaluation, path: Path) -> None:
     """Write evaluation.json, confusion.csv and, for up to 100 classes, confusion.png."""
+    folder.mkdir(parents=True, exist_ok=True)
     values: dict[str, Any] = {
         "model": str(path),
         "images": result.images,

@@ -44,7 +44,11 @@ class ModelInfo:
     precision: str = "fp32"
     """In which it was trained and judged."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Of the validation images: loss, accuracy (0 to 1)."""
+    """Of the validation images: loss; accuracy, or micro-F1 where they have several labels (0 to
+    1)."""
+    loss: str = "cross-entropy"
+    """With which it was trained: cross-entropy, where a softmax of the outputs gives the
+    probabilities; or bce, where a sigmoid gives that of each class by itself."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Of torch and torchvision."""
     seed: int = 0

@@ -13,6 +13,7 @@ import torch
 import tyro
 from torch import Tensor, nn
 
+from amptrain.data.datasets import MICRO_F1
 from amptrain.errors import ConfigError, TrainingError
 from amptrain.inference.images import UNREADABLE, files_of, read_image
 from amptrain.inference.model_file import ModelInfo, load_model
@@ -30,8 +31,9 @@ class PredictConfig:
     """File to write; the default is the terminal. Its ending (.csv or .json) chooses the format."""
     format: Literal["csv", "json"] | None = None
     """csv has one line an image; json is a list of objects."""
-    top: int = 1
-    """Classes told of each image, the likeliest first."""
+    top: int | None = None
+    """Classes told of each image, the likeliest first; the default is 1, or all of a model that was
+    trained with --loss bce."""
     batch_size: int = 32
     """Images computed at once."""
     device: Literal["auto", "cuda", "cpu"] = "auto"
@@ -47,6 +49,8 @@ class Prediction:
     image: Path
     classes: tuple[tuple[str, float], ...] = ()
     """(class, probability from 0 to 1), the likeliest first."""
+    labels: tuple[str, ...] = ()
+    """Of a model trained with bce: the classes of probability 0.5 on, in the order of classes."""
     error: str | None = None
     """Why the image could not be read."""
 
@@ -56,23 +60,25 @@ def main(arguments: Sequence[str]) -> int:
     config = tyro.cli(PredictConfig, prog="amptrain predict", args=list(arguments))
     if not config.images:
         raise ConfigError("Which images? Give files, folders, or - for a list on stdin.")
-    if config.top < 1 or config.batch_size < 1:
+    if (config.top is not None and config.top < 1) or config.batch_size < 1:
         raise ConfigError("--top and --batch-size need to be at least 1.")
     model, info, path = load_model(config.model_file, config.model)
     print(f"{path}: {described(info)}", file=sys.stderr)
+    top = min(config.top or (len(info.classes) if info.loss == "bce" else 1), len(info.classes))
     predictions = predict(
         model.to(chosen_device(config.device)),
         info,
         files_of(config.images),
-        top=min(config.top, len(info.classes)),
+        top=top,
         batch_size=config.batch_size,
     )
     suffix = config.out.suffix[1:].lower() if config.out else "csv"
     write = write_json if (config.format or suffix) == "json" else write_csv
+    several = info.loss == "bce"
     if config.out is None:
-        return _told(write(sys.stdout, predictions))
+        return _told(write(sys.stdout, predictions, top, several))
     with config.out.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
-        return _told(write(file, predictions))
+        return _told(write(file, predictions, top, several))
 
 
 def predict(
@@ -92,45 +98,59 @@ def predict(
                 images.append(read_image(path, info))
             except UNREADABLE as error:
                 errors[path] = str(error)
-        found: Iterator[Tensor] = iter(_probabilities(model, images) if images else [])
+        found: Iterator[Tensor] = iter(_probabilities(model, info, images) if images else [])
         for path in paths:
             if path in errors:
                 yield Prediction(path, error=errors[path])
                 continue
-            values, places = next(found).topk(top)
+            probabilities = next(found)
+            values, places = probabilities.topk(top)
             pairs = zip(places.tolist(), values.tolist(), strict=True)
-            yield Prediction(path, tuple((info.classes[place], value) for place, value in pairs))
+            classes = tuple((info.classes[place], value) for place, value in pairs)
+            yield Prediction(path, classes, _labels(info, probabilities))
+
+
+def _labels(info: ModelInfo, probabilities: Tensor) -> tuple[str, ...]:
+    """The labels that a model trained with bce tells; see Prediction."""
+    if info.loss != "bce":
+        return ()
+    told = (probabilities >= 0.5).tolist()
+    return tuple(name for name, there in zip(info.classes, told, strict=True) if there)
 
 
 @torch.inference_mode()
-def _probabilities(model: nn.Module, images: list[Tensor]) -> Tensor:
-    """(n, classes), on the CPU, of the normalised images."""
+def _probabilities(model: nn.Module, info: ModelInfo, images: list[Tensor]) -> Tensor:
+    """(n, classes), on the CPU, of the normalised images: that of each class among all, or with bce
+    by itself."""
     place = next(model.parameters()).device
     logits: Tensor = model(torch.stack(images).to(place))
-    return logits.float().softmax(1).cpu()
+    logits = logits.float()
+    return (logits.sigmoid() if info.loss == "bce" else logits.softmax(1)).cpu()
 
 
-def write_csv(file: TextIO, predictions: Iterator[Prediction]) -> int:
-    """One line an image: image, class, probability, and so on for --top; error at the end.
+def write_csv(file: TextIO, predictions: Iterator[Prediction], top: int, several: bool) -> int:
+    """One line an image: image, class, probability, and so on for the `top` classes; error at the
+    end. With `several`, labels come before class, parted by | as in a table.
 
     Returns the number of images that could not be read.
     """
-    writer, failed, header = csv.writer(file, lineterminator="\n"), 0, False
+    writer, failed = csv.writer(file, lineterminator="\n"), 0
+    names = [
+        name for place in range(2, top + 1) for name in (f"class_{place}", f"probability_{place}")
+    ]
+    writer.writerow(["image", *["labels"] * several, "class", "probability", *names, "error"])
     for item in predictions:
         failed += item.error is not None
-        if not header:
-            many = range(2, len(item.classes) + 1)
-            more = [name for place in many for name in (f"class_{place}", f"probability_{place}")]
-            writer.writerow(["image", "class", "probability", *more, "error"])
-            header = True
         told = [value for name, share in item.classes for value in (name, f"{share:.4f}")]
-        writer.writerow([item.image, *(told or ["", ""]), item.error or ""])
+        labels = ["|".join(item.labels)] * several
+        writer.writerow([item.image, *labels, *(told or [""] * 2 * top), item.error or ""])
         file.flush()
     return failed
 
 
-def write_json(file: TextIO, predictions: Iterator[Prediction]) -> int:
-    """A list of {"image", "predictions": [{"class", "probability"}]} or {"image", "error"}.
+def write_json(file: TextIO, predictions: Iterator[Prediction], top: int, several: bool) -> int:
+    """A list of {"image", "predictions": [{"class", "probability"}]} or {"image", "error"}; with
+    `several`, "labels" is a list beside "predictions". `top` is the length of that.
 
     Returns the number of images that could not be read.
     """
@@ -139,7 +159,8 @@ def write_json(file: TextIO, predictions: Iterator[Prediction]) -> int:
     for number, item in enumerate(predictions):
         failed += item.error is not None
         told = [{"class": name, "probability": round(share, 6)} for name, share in item.classes]
-        what = {"error": item.error} if item.error else {"predictions": told}
+        labels = {"labels": list(item.labels)} if several else {}
+        what = {"error": item.error} if item.error else {**labels, "predictions": told}
         file.write(f"{',' if number else ''}\n  {json.dumps({'image': str(item.image), **what})}")
     file.write("\n]\n")
     return failed
@@ -156,8 +177,11 @@ def chosen_device(asked: str) -> torch.device:
 def described(info: ModelInfo) -> str:
     """The model in a line."""
     kind = "averaged weights" if info.averaged else "weights"
-    accuracy = info.metrics.get("accuracy")
-    judged = "" if accuracy is None else f", accuracy {accuracy:.2%} in validation"
+    judged = "".join(
+        f", {measure} {info.metrics[measure]:.2%} in validation"
+        for measure in ("accuracy", MICRO_F1)
+        if measure in info.metrics
+    )
     height, width = info.shape[1:]
     return (
         f"{info.model}, {len(info.classes)} classes, {height}×{width} pixels, {kind} of epoch "

@@ -68,6 +68,8 @@ class EpochRecord:
     """Skipped steps in this epoch."""
     seconds: float
     """Training and validation together."""
+    measure: str = "accuracy"
+    """What `val_accuracy` is: micro-F1 where images have several labels."""
 
 
 class RunLog:
@@ -189,8 +191,8 @@ def window_line(window: Window, total_steps: int) -> str:
 def epoch_line(record: EpochRecord) -> str:
     """The one line of an epoch, for people."""
     return (
-        f"epoch {record.epoch} done: validation loss {record.val_loss:.4f}, accuracy "
-        f"{record.val_accuracy:.2%}, "
+        f"epoch {record.epoch} done: validation loss {record.val_loss:.4f}, "
+        f"{record.measure} {record.val_accuracy:.2%}, "
         f"skipped steps {record.skips}, {record.seconds:.1f} s since the start"
     )
 

@@ -11,6 +11,7 @@ import yaml
 from amptrain.checkpoint.state import Progress, TrainState
 from amptrain.checkpoint.store import damage
 from amptrain.config import TrainConfig, flatten, renamed
+from amptrain.data.datasets import Dataset
 from amptrain.data.order import Order
 from amptrain.errors import ConfigError
 from amptrain.files import atomic_write
@@ -43,7 +44,9 @@ LENGTH = {"epochs", "max_steps", "early_stop_patience"}
 """Settings that say when a run ends; more of them continue it."""
 
 
-def finish(config: TrainConfig, order: Order, state: TrainState, broken: int, log: RunLog) -> None:
+def finish(
+    config: TrainConfig, task: Dataset, order: Order, state: TrainState, broken: int, log: RunLog
+) -> None:
     """Write `result.json` and say how the run went. For rank 0."""
     progress = state.progress
     device = state.processes.device
@@ -51,6 +54,7 @@ def finish(config: TrainConfig, order: Order, state: TrainState, broken: int, lo
     result: dict[str, Any] = {
         "data": config.data.data,
         "model": config.model_name,
+        "measure": task.measure,
         "accuracy": progress.accuracy,
         "epochs": progress.step / order.steps_per_epoch,
         "steps": progress.step,
@@ -79,7 +83,8 @@ def result_line(result: dict[str, Any]) -> str:
     broken = result["broken_images"]
     left_out = f" {broken} images could not be read, see broken.txt." if broken else ""
     return (
-        f"{result['data']}: accuracy {result['accuracy']:.2%} in {result['seconds']:.1f} s, "
+        f"{result['data']}: {result.get('measure', 'accuracy')} {result['accuracy']:.2%} in "
+        f"{result['seconds']:.1f} s, "
         f"{result['images_per_s']:.0f} images/s with validation, "
         f"precision {result['precision_details']}.{left_out}"
     )
@@ -133,12 +138,12 @@ def finished(config: TrainConfig, device: torch.device) -> list[str]:
     ]
 
 
-def early_stop_text(config: TrainConfig, progress: Progress, order: Order) -> str:
+def early_stop_text(config: TrainConfig, progress: Progress, order: Order, task: Dataset) -> str:
     """The sentence on a run that ends before its last epoch."""
     return (
         f"Ended early at step {progress.step}: --early-stop-patience "
-        f"{config.optim.early_stop_patience} epochs without a better validation accuracy than "
-        f"{progress.best_accuracy:.2%}, which was that of epoch "
+        f"{config.optim.early_stop_patience} epochs without a better validation {task.measure} "
+        f"than {progress.best_accuracy:.2%}, which was that of epoch "
         f"{progress.best_step // order.steps_per_epoch}."
     )
 

@@ -50,11 +50,11 @@ class OwnImages(Images):
         return len(self.items)
 
     def __getitem__(self, key: Key) -> Sample:
-        """The item; raises what the data set raises."""
+        """The item; raises what the data set raises, and ConfigError for several labels."""
         epoch, index = key
         with seeded(self.seed, epoch, index):
             image, label = self.items[index][:2]
-        return Sample(self._tensor(image, epoch, index), int(label))
+        return Sample(self._tensor(image, epoch, index), _class_number(label, index))
 
     def _tensor(self, image: Any, epoch: int, index: int) -> Tensor:
         if isinstance(image, Tensor) and image.is_floating_point():
@@ -66,6 +66,17 @@ class OwnImages(Images):
         rng = sample_rng(self.seed, epoch, index)
         pixels = square_of(image, self.size, None if epoch == VALIDATION else self.augment, rng)
         return torch.from_numpy(np.ascontiguousarray(pixels))
+
+
+def _class_number(label: Any, index: int) -> int:
+    """`label` as an int. Raises ConfigError for what is no single number."""
+    try:
+        return int(label)
+    except (TypeError, ValueError, RuntimeError):  # of a list, a text, a tensor of several
+        raise ConfigError(
+            f"Item {index} of your data set has the label {label!r}; it needs to be the number of "
+            "its class. For several labels an image use --data table:FILE."
+        ) from None
 
 
 @contextmanager
