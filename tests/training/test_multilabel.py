@@ -31,6 +31,8 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
 
 from .support import Make, records
+from .test_distributed import run as run_alone
+from .test_distributed import torchrun
 from .test_resume import assert_same, everything, run_to
 
 CPU = torch.device("cpu")
@@ -344,6 +346,29 @@ def test_a_run_that_is_stopped_ends_as_the_one_that_is_not(
     part = run_to(make_config(**asked), 99, spoil=spoil)
     assert part.done  # type: ignore[attr-defined]
     assert_same(everything(part), everything(whole))
+
+
+def test_two_processes_train_and_judge_as_one(
+    photos: Path, make_config: Make, tmp_path: Path
+) -> None:
+    """FP32, SGD, no BatchNorm: up to rounding. With accumulation, and short last batches."""
+    own = tmp_path / "plain.py"
+    own.write_text(
+        "from torch import nn\n"
+        "def net(num_classes, in_channels):\n"
+        "    layers = nn.Linear(768, 16), nn.ReLU(), nn.Linear(16, num_classes)\n"
+        "    return nn.Sequential(nn.Flatten(), *layers)\n"
+    )
+    plain = {"optimizer": "sgd", "lr": 0.02, "epochs": 2, "batch_size": 20, "log_every": 1}
+    asked = settings(photos, **{**plain, "model": f"{own}:net", "augment": "none"})
+    one, two = make_config(name="one", **asked), make_config(name="two", accumulate=2, **asked)
+    assert train(one) == 0
+    done = run_alone(torchrun(two, num_workers=0))
+    assert done.returncode == 0, done.stderr
+    for kind, name in (("window", "loss"), ("epoch", "val_loss"), ("epoch", "val_accuracy")):
+        first, second = ([record[name] for record in records(of, kind)] for of in (one, two))
+        assert second == pytest.approx(first, rel=1e-5)
+    assert 0 < records(one, "epoch")[0]["val_accuracy"] < 1
 
 
 @pytest.mark.usefixtures("mlp")
