@@ -110,6 +110,28 @@ def test_the_parts_of_a_table_are_read_alike(photos: Path) -> None:
     assert any("25% of the images are held out" in text for text in task.messages)
 
 
+def test_images_are_held_out_where_each_has_other_labels(photos: Path) -> None:
+    """Of each set of labels there is one, which a share of each set would leave in training."""
+    text = "path,label\n0.png,red|blue\n1.png,red\n2.png,|\n3.png,blue\n"
+    task = opened(table(photos, text), val_fraction=0.5)
+    assert (len(task.train), len(task.validation)) == (2, 2)
+
+
+def test_labels_are_part_of_what_the_data_is(photos: Path) -> None:
+    """Also where other labels change no order and no class."""
+    end = "1.png,red|blue,train\n2.png,red,train\n3.png,red|blue,val\n"
+    first, second = (
+        opened(table(photos, f"path,label,split\n0.png,{label},train\n{end}"))
+        for label in ("blue", "|")
+    )
+    names = [[task.train.files.name(i) for i in range(3)] for task in (first, second)]  # type: ignore[attr-defined]
+    assert names[0] == names[1]
+    assert first.contents is not None
+    assert second.contents is not None
+    assert first.contents["train"] != second.contents["train"]
+    assert first.contents["validation"] == second.contents["validation"]
+
+
 def test_a_table_of_one_label_each_is_what_it_was(photos: Path) -> None:
     lists = "".join(
         json.dumps({"path": f"{n}.png", "label": [["a"], ["b"]][n % 2]}) + "\n" for n in range(8)
