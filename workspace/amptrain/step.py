@@ -1,9 +1,11 @@
 """One optimizer step in mixed precision, in two halves, `backward` and `update`; and how one learns
 what it did without making the host wait."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
@@ -63,7 +65,7 @@ class PendingOutcome:
         """The outcome, as plain numbers."""
         if self._ready is not None:
             self._ready.synchronize()
-        found_inf, before, after, norm, loss, first = self._values.tolist()
+        found_inf, before, after, norm, loss, *norms = self._values.tolist()
         skipped = found_inf != 0
         return StepOutcome(
             skipped=skipped,
@@ -71,8 +73,14 @@ class PendingOutcome:
             scale_after=after,
             grad_norm=norm,
             loss=loss,
-            nonfinite_parameter=self._names[int(first)] if skipped else None,
+            nonfinite_parameter=self._first_nonfinite(norms) if skipped else None,
         )
+
+    def _first_nonfinite(self, norms: Sequence[float]) -> str:
+        """The largest, where each is finite and the norm of them all is not."""
+        largest = norms.index(max(norms))
+        index = next((i for i, norm in enumerate(norms) if not math.isfinite(norm)), largest)
+        return self._names[index]
 
 
 class BufferGuard:
@@ -97,14 +105,16 @@ class BufferGuard:
     @torch.no_grad()
     def restore(self, found_inf: Tensor) -> None:
         """The remembered values where `found_inf` (0-d) is not 0."""
-        for group, saved in zip(self._groups, self._saved, strict=True):
+        saved_groups, self._saved = self._saved, []
+        if found_inf.is_cpu and not found_inf.item():  # the host's own: reading it is no wait
+            return
+        for group, saved in zip(self._groups, saved_groups, strict=True):
             kept = torch.where(found_inf != 0, saved, _flat(group)).split(
                 [buffer.numel() for buffer in group]
             )
             torch._foreach_copy_(
                 group, [part.view_as(buffer) for part, buffer in zip(kept, group, strict=True)]
             )
-        self._saved = []
 
     def undo(self) -> None:
         """The remembered values, if a step is under way."""
@@ -173,8 +183,9 @@ def backward(
         parameters=parameters,
         norms=norms,
         norm=norm,
-        found_inf=(~torch.isfinite(norm)).float() if overflow is None else overflow,
-        loss=torch.stack(losses).sum(),
+        # A norm is 0 or more, inf or NaN; isfinite() is four operations.
+        found_inf=(norm < math.inf).logical_not().float() if overflow is None else overflow,
+        loss=reduce(torch.add, losses),
     )
 
 
@@ -202,18 +213,16 @@ def update(
     precision.update()
     guard.restore(gradients.found_inf)
 
-    first = torch.isfinite(gradients.norms).logical_not().float().argmax()
     values = [
         gradients.found_inf,
         scale_before,
         precision.loss_scale,
         gradients.norm,
         gradients.loss,
-        first,
     ]
-    return PendingOutcome(
-        gradients.found_inf, torch.stack([value.double() for value in values]), gradients.names
-    )
+    # All in one copy to the host.
+    told = torch.cat([torch.stack(values), gradients.norms])
+    return PendingOutcome(gradients.found_inf, told, gradients.names)
 
 
 def _with_gradient(model: nn.Module, optimizer: Optimizer) -> tuple[list[str], list[nn.Parameter]]:
