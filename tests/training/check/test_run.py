@@ -31,7 +31,7 @@ loss_fn = nn.CrossEntropyLoss()
 loader = DataLoader(Numbers(), batch_size=2)
 """
 NO_SCALER = (
-    START.format(getitem="time.sleep(0.002)")
+    START.format(getitem="time.sleep(0.005)")
     + """
 optimizer = torch.optim.AdamW(model.parameters())
 for x, y in loader:

@@ -13,6 +13,7 @@ FEWEST_STEPS = 10  # of fewer, nothing is said that is a matter of how often
 OFTEN_SKIPPED = 0.1
 EACH_STEP = 0.9
 MUCH_WAITING = 0.2
+LONG_WAIT = 0.005  # seconds a step; less is a loader's own work, or a busy machine's stutter
 RUN_RULES = {
     rule.number: rule
     for rule in (
@@ -108,7 +109,7 @@ def _found(record: Record) -> Iterator[tuple[str, tuple[str, int], str]]:
         if count >= EACH_STEP * (steps - 1):
             yield "AMP106", (file, line), f"{_call(name)} in {count} of {steps} steps"
     share = _waiting(record)
-    if share > MUCH_WAITING and record["waits"]:
+    if share > MUCH_WAITING and record["waited"] > LONG_WAIT * steps and record["waits"]:
         file, line, _ = max(record["waits"], key=lambda wait: wait[2])
         yield "AMP107", (file, line), f"{share:.0%} of the time waits for data"
 
