@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from amptrain.cli import main
 from amptrain.config import OptimConfig, TrainConfig
-from amptrain.find_batch.command import advice
-from amptrain.find_batch.search import RESOLUTION, fewest_micro_batches, largest_fitting
+from amptrain.trials.find_batch import advice
+from amptrain.trials.search import RESOLUTION, fewest_micro_batches, largest_fitting
 
 OWN = """
 import os, torch

@@ -20,6 +20,8 @@ usage: amptrain COMMAND [flags]
   predict          tell the class of images with a trained model
   evaluate         judge a trained model on labelled images
   export           write a trained model as ONNX, torch.export or safetensors
+  bench            measure time and memory of each precision on this machine
+  advise           find the fastest settings for your model on this machine
   find-batch       find the largest micro-batch that fits into memory
   verify-resume    show that your settings continue bit for bit after a kill
 
@@ -57,13 +59,35 @@ def verify_resume(arguments: Sequence[str]) -> int:
 
 def find_batch(arguments: Sequence[str]) -> int:
     """`amptrain find-batch`, with the flags of `amptrain train` and --max-batch."""
-    from amptrain.find_batch.command import FindBatchConfig
-    from amptrain.find_batch.command import find_batch as find
+    from amptrain.trials.find_batch import FindBatchConfig
+    from amptrain.trials.find_batch import find_batch as find
 
     def around(train: TrainConfig) -> FindBatchConfig:
         return FindBatchConfig(train=train)
 
     return find(_parse(FindBatchConfig, around, arguments, prog="amptrain find-batch"))
+
+
+def bench(arguments: Sequence[str]) -> int:
+    """`amptrain bench`, with the flags of `amptrain train` and its own."""
+    from amptrain.trials.bench import BenchConfig, default_bench
+    from amptrain.trials.bench import bench as measure
+
+    def around(train: TrainConfig) -> BenchConfig:
+        return BenchConfig(train=default_bench() if train == TrainConfig() else train)
+
+    return measure(_parse(BenchConfig, around, arguments, prog="amptrain bench"))
+
+
+def advise(arguments: Sequence[str]) -> int:
+    """`amptrain advise`, with the flags of `amptrain train` and --repeats."""
+    from amptrain.trials.advise import AdviseConfig
+    from amptrain.trials.advise import advise as find
+
+    def around(train: TrainConfig) -> AdviseConfig:
+        return AdviseConfig(train=train)
+
+    return find(_parse(AdviseConfig, around, arguments, prog="amptrain advise"))
 
 
 def predict(arguments: Sequence[str]) -> int:
@@ -94,6 +118,8 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "predict": predict,
     "evaluate": evaluate,
     "export": export,
+    "bench": bench,
+    "advise": advise,
     "find-batch": find_batch,
     "verify-resume": verify_resume,
 }

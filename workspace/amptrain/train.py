@@ -171,7 +171,7 @@ class Trainer:
         if config.model.compile:
             self.state.model.compile()  # in place, so that names in checkpoints stay the same
         self.parallel = processes.wrap(self.state.model, config.model.find_unused_parameters)
-        self._set_threads()
+        processes.set_threads(self.order.micro_batch, self.task.shape)
         if processes.is_main:
             (config.run_dir / RESULT).unlink(missing_ok=True)  # of fewer epochs than these
             save_yaml(config, config.run_dir / "config.yaml")
@@ -179,12 +179,6 @@ class Trainer:
         self.report = self._open_report(messages)
         self.clock = Clock(self.state.progress.seconds)
         self.in_flight = InFlight()
-
-    def _set_threads(self) -> None:
-        """For so little work waking threads takes longer: digits are 4 times slower with 2."""
-        pixels = self.order.micro_batch * math.prod(self.task.shape)
-        if self.processes.device.type == "cpu" and pixels < 2**14:
-            torch.set_num_threads(1)
 
     def _open_report(self, messages: list[str]) -> Report:
         """The log, begun with what the run is."""

@@ -1,18 +1,11 @@
 """`amptrain find-batch`: trials in processes of their own, a line for each, and the flags."""
 
-import json
-import os
-import signal
-import subprocess
-import sys
 from dataclasses import dataclass, field
-from typing import Any
 
-from amptrain.config import TrainConfig, flatten, require
-from amptrain.errors import ConfigError, TrainingError
-from amptrain.find_batch.search import RESOLUTION, SMALLEST, fewest_micro_batches, largest_fitting
-
-GIB = 2**30
+from amptrain.config import TrainConfig, require
+from amptrain.errors import TrainingError
+from amptrain.trials.process import GIB, Fit, facts, fit, peak_text, require_alone
+from amptrain.trials.search import RESOLUTION, SMALLEST, fewest_micro_batches, largest_fitting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,43 +23,11 @@ class FindBatchConfig:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Facts:
-    """The machine, and what is trained on it."""
-
-    device: str
-    memory: int
-    """Bytes that are free."""
-    images: int
-    """Training images."""
-    shape: list[int]
-    """Channels, height, width."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fit:
-    """Whether a micro-batch fits."""
-
-    fits: bool
-    why: str = ""
-    """Why it does not."""
-    allocated: int = 0
-    reserved: int = 0
-    """Bytes at the peak, on CUDA."""
-    resident: int = 0
-    """Bytes of the process at the peak, on a CPU."""
-
-
-class Killed(TrainingError):
-    """A trial was ended by a signal."""
-
-
 def find_batch(config: FindBatchConfig) -> int:
     """`amptrain find-batch`. Raises ConfigError, and TrainingError where nothing fits."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ConfigError("find-batch starts processes of its own: call it without torchrun.")
+    require_alone("find-batch")
     train = config.train
-    known = Facts(**_run(train, "facts", {}))
+    known = facts(train)
     shape = "×".join(map(str, known.shape))
     print(
         f"{train.model_name} on images of {shape}, --precision {train.precision.precision}, on "
@@ -97,15 +58,6 @@ def find_batch(config: FindBatchConfig) -> int:
     return 0
 
 
-def peak_text(found: Fit) -> str:
-    """The peak in GiB, or why there is none."""
-    if not found.fits:
-        return found.why
-    if found.reserved:
-        return f"{found.allocated / GIB:.2f} GiB allocated, {found.reserved / GIB:.2f} reserved"
-    return f"{found.resident / GIB:.2f} GiB"
-
-
 def advice(train: TrainConfig, largest: int) -> str:
     """The flags to paste, for the same global batch, and what they change."""
     batch, now = train.optim.global_batch_size, train.optim.grad_accum_steps
@@ -127,37 +79,3 @@ def advice(train: TrainConfig, largest: int) -> str:
         f"{flags}\nThe step stays one of {batch} images and learns the same; BatchNorm sees "
         f"{batch // count} images at a time, in place of {batch // now}."
     )
-
-
-def fit(config: TrainConfig, micro_batch: int) -> Fit:
-    """Try training steps with micro-batches of this size."""
-    try:
-        return Fit(**_run(config, "fit", {"micro_batch": micro_batch}))
-    except Killed as error:
-        return Fit(fits=False, why=str(error))
-
-
-def _run(config: TrainConfig, work: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The answer of `work` on `config`. Raises Killed, ConfigError, TrainingError."""
-    request = json.dumps({"work": work, "settings": flatten(config), "arguments": arguments})
-    with subprocess.Popen(
-        [sys.executable, "-m", "amptrain.find_batch.trial"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-    ) as process:
-        try:
-            answer, said = process.communicate(request)
-        finally:
-            process.kill()  # Ctrl-C, for one
-    if process.returncode < 0:
-        name = signal.Signals(-process.returncode).name
-        by_kernel = ", likely by the kernel for want of memory" if name == "SIGKILL" else ""
-        raise Killed(f"killed by {name}{by_kernel}")
-    if process.returncode == 0:
-        return dict(json.loads(answer))
-    last = said.strip().splitlines()[-1:] or [f"exit code {process.returncode}"]
-    text = last[0].removeprefix("amptrain: ")
-    raise ConfigError(text) if process.returncode == 2 else TrainingError(text)
