@@ -148,6 +148,17 @@ def test_outcome_names_the_first_parameter_that_is_not_finite(fused: bool) -> No
     assert run.step(images(0)).read().nonfinite_parameter == "head.weight"
 
 
+def test_where_only_the_norm_of_all_overflows_the_largest_is_named() -> None:
+    run = Run("fp32")
+    names = [name for name, _ in run.model.named_parameters()]
+    for name, parameter in run.model.named_parameters():
+        norm = 1.8e19 if name == names[2] else 1.5e19  # their squares are near FP32's largest
+        each = norm / math.sqrt(parameter.numel())
+        parameter.register_hook(lambda gradient, each=each: torch.full_like(gradient, each))
+    outcome = run.step(images(0)).read()
+    assert (outcome.skipped, outcome.nonfinite_parameter) == (True, names[2])
+
+
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_a_good_step_says_so(precision: str) -> None:
     outcome = Run(precision).step(images(0)).read()

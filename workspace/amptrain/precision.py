@@ -84,10 +84,9 @@ class Precision:
     def step(self, optimizer: Optimizer, found_inf: Tensor) -> None:
         """The optimizer's step, unless `found_inf` is 1: a gradient that is not finite is no use in
         any precision."""
-        fused = getattr(optimizer, "_step_supports_amp_scaling", False)
-        if fused and not found_inf.is_cpu:
+        if getattr(optimizer, "_step_supports_amp_scaling", False):
             # What GradScaler does: fused kernels look at found_inf on the device, so the host need
-            # not wait for it. Where it is the host's own, there is nothing to wait for.
+            # not wait for it.
             extras: Any = optimizer
             extras.grad_scale, extras.found_inf = None, found_inf
             try:

@@ -105,16 +105,14 @@ class BufferGuard:
     @torch.no_grad()
     def restore(self, found_inf: Tensor) -> None:
         """The remembered values where `found_inf` (0-d) is not 0."""
-        saved_groups, self._saved = self._saved, []
-        if found_inf.is_cpu and not found_inf.item():  # the host's own: reading it is no wait
-            return
-        for group, saved in zip(self._groups, saved_groups, strict=True):
+        for group, saved in zip(self._groups, self._saved, strict=True):
             kept = torch.where(found_inf != 0, saved, _flat(group)).split(
                 [buffer.numel() for buffer in group]
             )
             torch._foreach_copy_(
                 group, [part.view_as(buffer) for part, buffer in zip(kept, group, strict=True)]
             )
+        self._saved = []
 
     def undo(self) -> None:
         """The remembered values, if a step is under way."""
