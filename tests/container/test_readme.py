@@ -162,6 +162,8 @@ ELSEWHERE = {
     "torchrun --standalone --nproc-per-node=4 train_amp.py": "tests/training, with two processes",
     "amptrain check": "tests/training/check/test_command.py",
     "amptrain check train.py": "tests/training/check/test_command.py",
+    "amptrain bench": "tests/training/test_bench.py",
+    "amptrain advise": "tests/training/test_bench.py",
     "amptrain verify-resume": "tests/training/test_resume.py",
     "amptrain plot runs/NAME": "tests/training/test_plot.py",
     "ssh-keygen -R '[127.0.0.1]:2222'": "changes the reader's own known_hosts",
