@@ -30,6 +30,22 @@ def records(config: TrainConfig, kind: str) -> list[dict[str, float]]:
     ]
 
 
+MEASURED = {
+    *("images_per_s", "images_per_s_compute", "data_wait_share", "seconds", "gpu_utilisation"),
+    *("memory_allocated", "memory_reserved"),
+}
+"""What two runs of the same steps do not have in common."""
+
+
+def lines_of(run_dir: Path) -> list[dict[str, object]]:
+    """The log of a run, each line as it stands there, without times."""
+    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
+    return [
+        {name: value for name, value in json.loads(line).items() if name not in MEASURED}
+        for line in lines
+    ]
+
+
 def matches(record: dict[str, float], kind: str) -> bool:
     return ("val_accuracy" in record) == (kind == "epoch")
 
@@ -82,3 +98,16 @@ def broken_folder(tmp_path: Path) -> Path:
     (tmp_path / "images/train/black/1.png").write_bytes(b"no image")
     (tmp_path / "images/val/white/2.png").write_bytes(b"")
     return tmp_path / "images"
+
+
+def alive(processes: list[str]) -> list[str]:
+    """Which of these process ids are of processes that run; one that is dead, and not yet waited
+    for by whoever inherited it, does not."""
+
+    def runs(pid: str) -> bool:
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        except FileNotFoundError:
+            return False
+
+    return list(filter(runs, processes))

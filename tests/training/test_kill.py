@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from amptrain.config import TrainConfig, save_yaml
 
-from .support import command
+from .support import alive, command, wait_for
 
 Make = Callable[..., TrainConfig]
 # A process that has imported torch and forks the runs: they begin within milliseconds, as 100 of
@@ -146,15 +146,4 @@ def test_killed_processes_leave_no_workers_behind(make_config: Make) -> None:
         workers = children.read_text().split()
         assert len(workers) >= 2
         process.kill()
-    deadline = time.monotonic() + 30
-    while alive := [pid for pid in workers if Path(f"/proc/{pid}").exists() and not is_zombie(pid)]:
-        assert time.monotonic() < deadline, alive
-        time.sleep(0.1)
-
-
-def is_zombie(pid: str) -> bool:
-    """Dead, and not yet waited for by whoever inherited it."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
+    wait_for(lambda: not alive(workers), 30)

@@ -25,7 +25,7 @@ from amptrain.precision import precision_name
 from amptrain.signals import StopSignal
 from amptrain.train import Trainer, train
 
-from .support import Spoiled, records
+from .support import Spoiled, lines_of, records
 
 Make = Callable[..., TrainConfig]
 pytestmark = pytest.mark.usefixtures("mlp")
@@ -140,6 +140,38 @@ def test_stopped_in_a_validation_the_next_run_makes_up_for_it(make_config: Make)
     part = run_to(make_config(epochs=2), 99)
     assert_same(everything(part), everything(whole))
     assert [r["step"] for r in records(part.config, "epoch")] == [12, 24]
+
+
+@pytest.mark.parametrize("stopped", [True, False], ids=["stopped", "killed"])
+def test_the_log_has_no_hole_and_nothing_twice(stopped: bool, make_config: Make) -> None:
+    """Each line is that of the run which was never stopped. Killed, a run has logged more than it
+    saved; it did so here at steps 7, 13 (the first of an epoch) and 16."""
+    settings = {"precision": "fp16", "epochs": 2, "log_every": 5, "save_every": 2}
+    spoil = frozenset({4, 6, 8, 16})
+    whole = run_to(make_config(name="whole", **settings), 99, spoil=spoil)
+    for step in (7, 7, 13, 16):
+        part = run_to(make_config(**settings), step, spoil=spoil)
+        assert lines_of(part.config.run_dir)[-1]["step"] == step
+        if not stopped:
+            newest = max((part.config.run_dir / "checkpoints").glob("step-*.pt"))
+            assert newest.stem == f"step-{step:09}"
+            newest.unlink()
+    part = run_to(make_config(**settings), 99, spoil=spoil)
+    lines = lines_of(part.config.run_dir)
+    assert lines == lines_of(whole.config.run_dir)
+    assert [line["step"] for line in lines] == [5, 10, 12, 12, 15, 20, 24, 24]
+    assert sum(len(line.get("skipped_steps", [])) for line in lines) == len(spoil)
+
+
+def test_a_window_is_shared_out_to_another_number_of_processes(make_config: Make) -> None:
+    """The mean loss stays."""
+    run_to(make_config(log_every=5), 2)
+    state = Trainer(make_config(log_every=5), Processes("cpu"), StopSignal()).state
+    one = asdict(state.window)
+    assert state.window.steps == 2
+    assert state._own_window([one]) == state.window
+    saved = [{**one, "losses": 3.0}, {**one, "losses": 5.0}]
+    assert asdict(state._own_window(saved)) == {**one, "losses": 4.0}
 
 
 def test_skips_in_a_row_are_counted_over_a_stop(make_config: Make) -> None:

@@ -3,7 +3,6 @@
 import math
 import os
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import torch
 
 from amptrain.checkpoint.checkpoints import Checkpoints
 from amptrain.checkpoint.lock import alone_in
+from amptrain.checkpoint.resume import rng_state, set_rng_state
 from amptrain.checkpoint.state import TrainState
 from amptrain.config import Plain, TrainConfig, flatten, save_yaml
 from amptrain.data import contents
@@ -37,7 +37,7 @@ from amptrain.report.result import RESULT, early_stop_text, finish, finished
 from amptrain.report.terminal import logger, terminal
 from amptrain.report.window import Clock, WindowMeter
 from amptrain.schedule import ema_decay, make_schedule, total_steps
-from amptrain.signals import StopSignal
+from amptrain.signals import StopSignal, WaitEnded
 from amptrain.step import MicroBatch, PendingOutcome, StepOutcome, backward, update
 from amptrain.validate import validate
 
@@ -130,6 +130,8 @@ class InFlight:
     """That of the step whose outcome is read, for a diagnosis."""
     lr: float = 0.0
     """The learning rate of the last step."""
+    generators: dict[str, Any] | None = None
+    """Those that a step of several micro-batches began with, until it is made."""
 
 
 class Trainer:
@@ -167,7 +169,7 @@ class Trainer:
         if start is not None and not messages:
             messages = [self.state.start_from(start, self.task.classes)]
             messages += size_advice(self.task, start)
-        self.feed = Feed(config, self.task, self.order, processes, self.state.memory_format)
+        self.feed = Feed(config, self.task, self.order, processes, self.state.memory_format, stop)
         if config.model.compile:
             self.state.model.compile()  # in place, so that names in checkpoints stay the same
         self.parallel = processes.wrap(self.state.model, config.model.find_unused_parameters)
@@ -188,22 +190,35 @@ class Trainer:
             self.schedule.total,
             processes.is_main,
             start_step=state.progress.step,
+            window_goes_on=state.window.steps > 0,
         )
         opening = introduction(config, self.task, self.order, state, self.feed.workers)
         for text in [*opening, *self.task.messages, *messages]:
             log.message(text)
         monitor = watch(config, state.precision, self.feed.workers, processes, log.message)
-        return Report(log, monitor, WindowMeter(processes))
+        return Report(log, monitor, WindowMeter(state))
 
     def fit(self) -> bool:
         """Train to the last step. False if a signal asked to stop before; a checkpoint is then
         written."""
+        try:
+            if not self.checkpoints.is_known_data:
+                self.feed.look(self.report.log)
+        except WaitEnded:
+            self.report.log.message(
+                "Stopped as asked, while the images were looked at. The same command does so again."
+            )
+            return False
+        try:
+            return self._fit()
+        except WaitEnded:
+            return self._stopped_waiting()
+
+    def _fit(self) -> bool:
         progress, run = self.state.progress, self.config.run
-        if not self.checkpoints.is_known_data:
-            self.feed.look(self.report.log)
         self.feed.open(progress.step, self.schedule.total, self.report.log)
         self.clock.start()
-        self.report.meter.restart()
+        self.report.meter.restart(self.state.window)
         if self._validation_due() and not self._end_epoch():
             return self._stopped()
         for step in range(progress.step, self.schedule.total):
@@ -243,6 +258,8 @@ class Trainer:
         self.parallel.train()
         for norm in state.frozen:
             norm.eval()
+        if optim.grad_accum_steps > 1:
+            in_flight.generators = rng_state(self.processes.device)
         gradients = backward(
             self.parallel,
             state.optimizer,
@@ -265,6 +282,7 @@ class Trainer:
             decay = ema_decay(state.progress.optimizer_steps, decay=optim.ema_decay)
             state.ema.update(state.model, decay, in_flight.outcome.found_inf)
         in_flight.judged_images = in_flight.images
+        in_flight.generators = None
         state.progress.step = step + 1
 
     def _micro_batches(self, step: int) -> Iterator[MicroBatch]:
@@ -273,7 +291,7 @@ class Trainer:
         for batch in self.feed.step():
             self.in_flight.images = batch.inputs
             yield batch
-        self.report.meter.waited += self.feed.training.waited - before
+        self.state.window.waited += self.feed.training.waited - before
 
     def _settle(self) -> None:
         """Read the outcome of the last step, if that is not done yet, and count it.
@@ -285,7 +303,8 @@ class Trainer:
             return
         outcome, self.in_flight.outcome = self.in_flight.outcome.read(), None
         progress = self.state.progress
-        self.report.meter.add(progress.step, self.order.size(progress.step - 1), outcome)
+        images = self.order.size(progress.step - 1)
+        self.report.meter.add(progress.step, images, self.in_flight.lr, outcome)
         if not outcome.skipped:
             progress.optimizer_steps += 1
             progress.consecutive_skips = 0
@@ -323,7 +342,7 @@ class Trainer:
     def _close_window(self) -> None:
         self._settle()
         state, has_scaler = self.state, self.state.precision.has_scaler
-        self.report.close_window(state.progress, self._epoch, self.in_flight.lr, has_scaler)
+        self.report.close_window(state.progress, self._epoch, has_scaler)
 
     @property
     def _epoch(self) -> int:
@@ -405,8 +424,9 @@ class Trainer:
             self.report.log.message(str(error))
 
     def _stopped(self) -> bool:
+        is_saved = self.save()  # with the window open, which the next run goes on with
         self._close_window()
-        if not self.save():
+        if not is_saved:
             raise TrainingError(
                 "Stopped as asked, but this step's checkpoint could not be written. The one before "
                 "is there."
@@ -417,15 +437,29 @@ class Trainer:
         )
         return False
 
+    def _stopped_waiting(self) -> bool:
+        """The step that waits for data is given up, as if it had not begun. Other processes are in
+        the midst of it, and could not save: they would have to wait for each other."""
+        if self.processes.world_size > 1:
+            raise TrainingError(
+                f"Stopped as asked, while rank {self.processes.rank} waited for data that did not "
+                f"come. The same command continues at step {self.checkpoints.saved_step}."
+            )
+        self.state.guard.undo()
+        if self.in_flight.generators is not None:
+            set_rng_state(self.in_flight.generators, self.processes.device)
+        self.report.log.message("The data that this step or validation needs did not come.")
+        return self._stopped()
+
     def save(self) -> bool:
         """Write a checkpoint. False if that failed, which is said; the run can go on. All processes
         call this."""
-        began = time.perf_counter()
         self._settle()
+        self.report.meter.pause()
         self.state.progress.seconds = self.clock.seconds
         with self.report.monitor.paused():
             problem = self.checkpoints.save()
         if problem is not None:
             self.report.log.message(problem)
-        self.report.meter.started += time.perf_counter() - began
+        self.report.meter.go_on()
         return problem is None

@@ -2,7 +2,7 @@
 it is loaded."""
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -49,8 +49,30 @@ class Progress:
     """Of all parts of the run."""
 
 
+@dataclass
+class OpenWindow:
+    """What the steps since the last line of the log add up to, in this process. It is saved, so
+    that the line after a kill is of all its steps."""
+
+    steps: int = 0
+    images: int = 0
+    """Of all processes."""
+    losses: float = 0.0
+    """Sum over the steps that were not skipped."""
+    skipped_steps: list[int] = field(default_factory=list)
+    grad_norm: float = math.nan
+    """Of the last step that was not skipped."""
+    lr: float = math.nan
+    scale: float = math.nan
+    """Of the last step, as `lr`."""
+    waited: float = 0.0
+    """Seconds for data."""
+    seconds: float = 0.0
+    """In all, up to where they were last added up."""
+
+
 class TrainState:
-    """Model, optimizer, EMA, precision and progress of this process."""
+    """Model, optimizer, EMA, precision, progress and open window of this process."""
 
     def __init__(
         self, config: TrainConfig, task: Dataset, steps_per_epoch: int, processes: Processes
@@ -82,6 +104,7 @@ class TrainState:
         self.optimizer = build_optimizer(self.model, config.optim)
         self.guard = BufferGuard(self.model)
         self.progress = Progress()
+        self.window = OpenWindow()
 
     @property
     def judged(self) -> nn.Module:
@@ -127,6 +150,7 @@ class TrainState:
             "precision": self.precision.name,
             "scaler": self.precision.state_dict(),
             "progress": asdict(self.progress),
+            "window": self.processes.gather(asdict(self.window)) if self.window.steps else None,
             "rng": self.processes.gather(rng_state(self.processes.device)),
             "world_size": self.processes.world_size,
             "steps_per_epoch": self.steps_per_epoch,
@@ -162,6 +186,19 @@ class TrainState:
                 "another run than before."
             )
         self.progress = Progress(**state["progress"])
+        self.window = self._own_window(state.get("window"))
         if self.processes.rank < len(state["rng"]):
             set_rng_state(state["rng"][self.processes.rank], self.processes.device)
         return messages
+
+    def _own_window(self, saved: list[dict[str, Any]] | None) -> OpenWindow:
+        """That of this process; of another number of processes, what gives the same mean loss."""
+        if saved is None:  # closed at that step, or of a checkpoint from before windows were saved
+            return OpenWindow()
+        windows = [OpenWindow(**window) for window in saved]
+        if len(windows) == self.processes.world_size:
+            return windows[self.processes.rank]
+        for part in ("losses", "waited"):
+            mean = sum(getattr(window, part) for window in windows) / len(windows)
+            setattr(windows[0], part, mean)
+        return windows[0]

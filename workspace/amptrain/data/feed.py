@@ -21,6 +21,7 @@ from amptrain.data.order import Order, TrainBatches, ValidationBatches
 from amptrain.distributed import Processes
 from amptrain.errors import TrainingError
 from amptrain.report.log import RunLog
+from amptrain.signals import StopSignal
 from amptrain.step import MicroBatch
 
 SHOWN = 20
@@ -41,8 +42,11 @@ class Feed:
         order: Order,
         processes: Processes,
         memory_format: torch.memory_format,
+        stop: StopSignal,
     ) -> None:
-        """Raises ConfigError if the loader workers do not fit."""
+        """Raises ConfigError if the loader workers do not fit. A wait for data ends by WaitEnded
+        where `stop` asks for it."""
+        self.stop = stop
         self.config, self.task, self.order = config.data, task, order
         self.processes, self.memory_format = processes, memory_format
         self.max_images = order.micro_batch // processes.world_size
@@ -96,7 +100,9 @@ class Feed:
             pin_memory=device.type == "cuda",
             mixer=mixer,
         )
-        return DeviceBatches(loader, self.task, device, self.memory_format, self._report, mixer)
+        return DeviceBatches(
+            loader, self.task, device, self.memory_format, self._report, mixer, self.stop.waiting
+        )
 
     def close(self) -> None:
         """End the loader workers."""
@@ -117,7 +123,8 @@ class Feed:
         ]
         found: tuple[str, ...] = ()
         if parts and self.processes.is_main:
-            found = tuple(find_broken(parts, self.processes.cpus))
+            with self.stop.waiting():
+                found = tuple(find_broken(parts, self.processes.cpus))
         found = self.processes.broadcast_object(found)
         if found and not self.config.skip_broken and len(found) > 1:
             log.message(f"{len(found)} images cannot be read:")

@@ -2,14 +2,19 @@
 computing."""
 
 import atexit
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from itertools import batched, compress
 from multiprocessing import Process
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C import _remove_worker_pids
+from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as MapDataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
@@ -25,6 +30,8 @@ from amptrain.step import MicroBatch
 WORKER_TIMEOUT = 600.0
 """Seconds without a batch after which a loader is given up: its workers ignore SIGTERM, so a stuck
 one must be seen."""
+FAREWELL_S = 1.0
+"""Seconds in which workers may end by themselves."""
 
 
 MOST_WORKERS = 16
@@ -148,7 +155,7 @@ def make_loader(
         collate_fn=as_it_is,  # type: ignore[arg-type]  # torch's stub knows lists of samples only
         pin_memory=pin_memory,
         timeout=WORKER_TIMEOUT if workers else 0,
-        worker_init_fn=ignore_stop_signals if workers else None,
+        worker_init_fn=begin_worker if workers else None,
         prefetch_factor=prefetch if workers else None,
         persistent_workers=workers > 0,
         # Making an iterator draws a number; from the global generator it would change what a
@@ -157,14 +164,21 @@ def make_loader(
     )
 
 
+def begin_worker(worker: int) -> None:
+    """In a new loader worker. It ends with its parent, also while it hangs in a read: torch's
+    workers look for their parent between two batches only."""
+    ignore_stop_signals()
+    _prctl_pr_set_pdeathsig(signal.SIGKILL)
+
+
 class DeviceBatches:
     """Iterates over a loader's batches as MicroBatches on the device.
 
     Images come as normalised float32, (n, channels, height, width), in `memory_format`, and mixed
     if there is a `mixer`; several labels an image come as float32, (n, classes), 1 for each. On
     CUDA the copy, the normalisation and the mixing run on a stream of their own, beside the step
-    before. `waited` counts the seconds that the host spent waiting for the loader. `report` is told
-    of the images that could not be read.
+    before. `waited` counts the seconds that the host spent waiting for the loader, which it does in
+    the context of `waiting()`. `report` is told of the images that could not be read.
     """
 
     def __init__(
@@ -175,7 +189,9 @@ class DeviceBatches:
         memory_format: torch.memory_format,
         report: Callable[[tuple[str, ...]], None],
         mixer: Mixer | None = None,
+        waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
+        self.waiting = waiting
         self.loader, self.device, self.memory_format, self.report = (
             loader,
             device,
@@ -209,15 +225,25 @@ class DeviceBatches:
     def close(self) -> None:
         """End the workers now. Python's exit alone would not end them: it sends SIGTERM, which
         they ignore, and waits."""
-        if isinstance(self.batches, _MultiProcessingDataLoaderIter):
-            try:
-                self.batches._shutdown_workers()
-            finally:
-                _kill(self.batches._workers)
+        batches = self.batches
+        if not isinstance(batches, _MultiProcessingDataLoaderIter):
+            return
+        if batches._worker_pids_set:  # a worker that is killed from here on is no failure
+            _remove_worker_pids(id(batches))
+            batches._worker_pids_set = False
+        # torch waits 5 seconds for each worker that hangs.
+        late = threading.Timer(FAREWELL_S, _kill, (batches._workers,))
+        late.start()
+        try:
+            batches._shutdown_workers()
+        finally:
+            late.cancel()
+            _kill(batches._workers)
 
     def _next(self, batches: Iterator[Batch]) -> MicroBatch | None:
         started = time.perf_counter()
-        batch = next(batches, None)
+        with self.waiting():
+            batch = next(batches, None)
         self.waited += time.perf_counter() - started
         if batch is None:
             return None

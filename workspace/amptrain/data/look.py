@@ -2,8 +2,8 @@
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from multiprocessing.pool import ThreadPool
 
 from PIL import Image
 from rich.console import Console
@@ -37,9 +37,10 @@ def find_broken(parts: Sequence[FileList], cpus: int) -> list[str]:
             return broken_text(path, error)
         return None
 
-    with counter("Looking at the images", len(paths)) as tell, ThreadPoolExecutor(cpus) as pool:
+    # Of threads that hang in a read, these do not keep the process from ending.
+    with counter("Looking at the images", len(paths)) as tell, ThreadPool(cpus) as pool:
         found = []
-        for text in pool.map(look, paths):
+        for text in pool.imap(look, paths):
             tell(1)
             if text is not None:
                 found.append(text)

@@ -3,8 +3,9 @@ TensorBoard's event files.
 
 metrics.jsonl has one JSON object a line: `"kind": "window"` with the fields of Window, or `"kind":
 "epoch"` with those of EpochRecord; what is not a finite number is null. Each line is written whole
-at once. A run that continues at step N first drops all lines after N, so no step is there twice,
-and what follows N is what was trained.
+at once. A run that continues at step N first drops all lines after N, and that of a window which a
+stop cut off at N; the window is in the checkpoint and goes on. So each line is there once, and says
+what it would say if the run had never been stopped.
 """
 
 import dataclasses
@@ -79,8 +80,16 @@ class RunLog:
     will be done.
     """
 
-    def __init__(self, run_dir: Path, total_steps: int, enabled: bool, start_step: int = 0) -> None:
-        """Continuing at `start_step` drops the records after it."""
+    def __init__(
+        self,
+        run_dir: Path,
+        total_steps: int,
+        enabled: bool,
+        start_step: int = 0,
+        window_goes_on: bool = False,
+    ) -> None:
+        """Continuing at `start_step` drops the records after it, and where the window goes on the
+        one that ends with it."""
         self.run_dir, self.total_steps, self.enabled = run_dir, total_steps, enabled
         self.path = run_dir / METRICS
         self.half_written = False
@@ -88,8 +97,10 @@ class RunLog:
         self.failing = False
         if not enabled:
             return
-        drop_after(self.path, start_step)
-        self._try(lambda: self._open_tensorboard(start_step))
+        # A window that goes on ended at no epoch's end, so no other record is of that step.
+        kept = start_step - window_goes_on
+        drop_after(self.path, kept)
+        self._try(lambda: self._open_tensorboard(kept))
         terminal().start_bar(run_dir.name, completed=start_step, total=total_steps)
 
     def window(self, record: Window) -> None:
@@ -120,14 +131,14 @@ class RunLog:
             self._try(self.writer.close)
             self.writer = None
 
-    def _open_tensorboard(self, start_step: int) -> None:
+    def _open_tensorboard(self, kept: int) -> None:
         from torch.utils.tensorboard.writer import (
             SummaryWriter,
         )  # half a second, which only rank 0 spends
 
-        # With purge_step TensorBoard drops what a killed run had written after the step it now
-        # continues at.
-        self.writer = SummaryWriter(str(self.run_dir / "tensorboard"), purge_step=start_step + 1)
+        # With purge_step TensorBoard drops what a killed run had written after the last step that
+        # is kept.
+        self.writer = SummaryWriter(str(self.run_dir / "tensorboard"), purge_step=kept + 1)
 
     def _write(self, kind: str, record: Window | EpochRecord) -> None:
         values = {name: _finite(value) for name, value in dataclasses.asdict(record).items()}

@@ -24,12 +24,12 @@ class Report:
             f"loss scale {outcome.scale_before:g} → {outcome.scale_after:g}."
         )
 
-    def close_window(self, progress: Progress, epoch: int, lr: float, has_scaler: bool) -> None:
+    def close_window(self, progress: Progress, epoch: int, has_scaler: bool) -> None:
         """The window ends with the last step. All processes call this."""
-        steps = self.meter.steps
+        steps = self.meter.state.window.steps
         if steps == 0:
             return
-        record = self.monitor.window(self.meter.close(progress.step, epoch, lr))
+        record = self.monitor.window(self.meter.close(progress.step, epoch))
         self.log.window(record)
         frequent = record.skips >= 3 and record.skips >= FREQUENT_SKIPS * steps
         if frequent and has_scaler and not self.advised:

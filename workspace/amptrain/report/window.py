@@ -5,7 +5,7 @@ import time
 
 import torch
 
-from amptrain.distributed import Processes
+from amptrain.checkpoint.state import OpenWindow, TrainState
 from amptrain.report.log import Window
 from amptrain.step import StepOutcome
 
@@ -28,58 +28,64 @@ class Clock:
 
 
 class WindowMeter:
-    """Of the steps since the last `close()`."""
+    """Of the steps since the last `close()`. The counts are `state.window`, which is saved."""
 
-    def __init__(self, processes: Processes) -> None:
-        self.processes = processes
-        self.restart()
+    def __init__(self, state: TrainState) -> None:
+        self.state, self.processes = state, state.processes
+        self.restart(state.window)
 
-    def restart(self) -> None:
-        """Start a window now; time spent before (in validation, in a save) is not counted."""
-        self.started = time.perf_counter()
-        self.images = 0
-        self.steps = 0
-        self.waited = 0.0
-        self.losses = 0.0
-        self.skipped_steps: list[int] = []
-        self.grad_norm = math.nan
-        self.scale = math.nan
+    def restart(self, window: OpenWindow | None = None) -> None:
+        """Start a window now, or go on with one; time spent before, in validation, is not
+        counted."""
+        self.state.window = OpenWindow() if window is None else window
+        self.go_on()
         if self.processes.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.processes.device)
 
-    def add(self, step: int, images: int, outcome: StepOutcome) -> None:
-        """Step `step` (1 is the first) over `images` images, of all processes, is over."""
-        self.steps += 1
-        self.images += images
-        self.scale = outcome.scale_after
-        if outcome.skipped:
-            self.skipped_steps.append(step)
-        else:
-            self.losses += outcome.loss
-            self.grad_norm = outcome.grad_norm
+    def pause(self) -> None:
+        """What comes now, such as a save, is no training."""
+        self.state.window.seconds = time.perf_counter() - self.started
 
-    def close(self, step: int, epoch: int, lr: float) -> Window:
+    def go_on(self) -> None:
+        """The pause is over."""
+        self.started = time.perf_counter() - self.state.window.seconds
+
+    def add(self, step: int, images: int, lr: float, outcome: StepOutcome) -> None:
+        """Step `step` (1 is the first) over `images` images, of all processes, is over."""
+        window = self.state.window
+        window.steps += 1
+        window.images += images
+        window.lr = lr
+        window.scale = outcome.scale_after
+        if outcome.skipped:
+            window.skipped_steps.append(step)
+        else:
+            window.losses += outcome.loss
+            window.grad_norm = outcome.grad_norm
+
+    def close(self, step: int, epoch: int) -> Window:
         """The window that ends with `step`; the next one starts. All processes call this: losses
         are averaged."""
-        elapsed = time.perf_counter() - self.started
-        losses, waited = self.processes.sum([self.losses, self.waited])
-        moved = self.steps - len(self.skipped_steps)
+        self.pause()
+        counts, cuda = self.state.window, self.processes.device.type == "cuda"
+        elapsed = counts.seconds
+        losses, waited = self.processes.sum([counts.losses, counts.waited])
+        moved = counts.steps - len(counts.skipped_steps)
         waited = min(waited / self.processes.world_size, elapsed)
-        cuda = self.processes.device.type == "cuda"
         window = Window(
             step=step,
             epoch=epoch,
             loss=losses / self.processes.world_size / moved if moved else math.nan,
-            lr=lr,
-            scale=self.scale,
-            skips=len(self.skipped_steps),
-            skipped_steps=tuple(self.skipped_steps),
-            images_per_s=self.images / elapsed,
-            images_per_s_compute=self.images / max(elapsed - waited, 1e-9),
+            lr=counts.lr,
+            scale=counts.scale,
+            skips=len(counts.skipped_steps),
+            skipped_steps=tuple(counts.skipped_steps),
+            images_per_s=counts.images / elapsed,
+            images_per_s_compute=counts.images / max(elapsed - waited, 1e-9),
             data_wait_share=waited / elapsed,
             memory_allocated=torch.cuda.max_memory_allocated(self.processes.device) if cuda else 0,
             memory_reserved=torch.cuda.max_memory_reserved(self.processes.device) if cuda else 0,
-            grad_norm=self.grad_norm,
+            grad_norm=counts.grad_norm,
         )
         self.restart()
         return window
