@@ -8,6 +8,7 @@ import pty
 import re
 import subprocess
 import sys
+import termios
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -216,9 +217,10 @@ def test_tensorboard_reads_the_curves_and_only_the_last_of_each_step(tmp_path: P
     ]
 
 
-def in_terminal(code: str, term: str) -> str:
+def in_terminal(code: str, term: str, **variables: str) -> str:
     """What `python -c code` shows in a real terminal of type `term`."""
     master, slave = pty.openpty()
+    termios.tcsetwinsize(slave, (24, 80))
     shown: list[bytes] = []
 
     def read() -> None:
@@ -230,7 +232,7 @@ def in_terminal(code: str, term: str) -> str:
 
     reader = threading.Thread(target=read)
     reader.start()
-    environment = {**os.environ, "TERM": term, "COLUMNS": "120"}
+    environment = {**os.environ, "TERM": term, **variables}
     done = subprocess.run(
         [sys.executable, "-c", code], stdout=slave, stderr=slave, env=environment, check=False
     )
@@ -242,6 +244,7 @@ def in_terminal(code: str, term: str) -> str:
     return text
 
 
+CONTROL = r"\x1b\[[0-9;?]*[A-Za-z]"
 CODE = """
 from dataclasses import replace; from pathlib import Path; import sys, time
 sys.path.insert(0, {tests!r})
@@ -258,7 +261,7 @@ log.close()
 @pytest.mark.parametrize(("term", "bar"), [("xterm-256color", True), ("dumb", False)])
 def test_a_terminal_has_a_bar_with_the_time_left(term: str, bar: bool, tmp_path: Path) -> None:
     code = CODE.format(tests=str(Path(__file__).parent), run=str(tmp_path))
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", in_terminal(code, term))
+    text = re.sub(CONTROL, "", in_terminal(code, term, COLUMNS="120"))
     assert text.count("loss 0.5123") == 3
     assert "[bold] is no markup here" in text
     assert ("━" in text) == bar
@@ -275,3 +278,36 @@ def test_elsewhere_lines_are_plain_and_come_at_once(tmp_path: Path) -> None:
     assert done.stdout.count("\n") == 4
     assert "\x1b" not in done.stdout
     assert "━" not in done.stdout
+
+
+HELP = """
+import contextlib, sys
+from amptrain.cli import COMMANDS, run
+
+for command in COMMANDS.values():
+    with contextlib.suppress(SystemExit):
+        run(command, ["--help"])
+with contextlib.suppress(SystemExit):
+    run(COMMANDS["train"], ["--no-such-flag", "1"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("term", "variables", "coloured"),
+    [
+        ("xterm-256color", {}, True),
+        ("xterm-256color", {"NO_COLOR": "1"}, False),
+        ("dumb", {}, False),
+    ],
+    ids=["colours", "NO_COLOR", "dumb"],
+)
+def test_help_has_colours_where_they_are_wanted_and_fits_80_columns(
+    term: str, variables: dict[str, str], coloured: bool
+) -> None:
+    """An agent's log, or a pager, shows each code as ←[1m (no-color.org)."""
+    text = in_terminal(HELP, term, **variables)
+    assert ("\x1b" in text) == coloured
+    lines = re.sub(CONTROL, "", text).splitlines()
+    assert len(lines) > 300
+    assert [line for line in lines if len(line) > 80] == []
+    assert any("--no-such-flag" in line for line in lines)

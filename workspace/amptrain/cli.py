@@ -1,6 +1,7 @@
 """The command line: `amptrain COMMAND`, each command with its own flags and --help."""
 
 import errno
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import metadata
@@ -196,6 +197,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
     """`command`, with its failures told as sentences."""
+    if os.environ.get("NO_COLOR"):  # no-color.org; tyro has a word of its own
+        os.environ["PYTHON_TYRO_ANSI_CODES"] = "False"
     try:
         return command(arguments)
     except ConfigError as error:

@@ -263,7 +263,7 @@ class PlotConfig:
     out: Path | None = None
     """File to write; its suffix chooses the format (.png, .svg, .pdf). The default is plot.png by
     the run."""
-    follow: bool = False
+    follow: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Draw again as the runs go on, until they are done."""
 
 
