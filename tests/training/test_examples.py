@@ -1,14 +1,24 @@
-"""The examples: each learns, and continues bit for bit where Ctrl-C stopped it."""
+"""The examples: each learns, and continues bit for bit where Ctrl-C stopped it; or gives data with
+which a run does."""
 
+import io
 import re
 import signal
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import amptrain
+import numpy as np
 import pytest
 import torch
+from amptrain.own import own_function
+from PIL import Image
+from torch.utils.data import DataLoader
+
+from .support import Make
+from .test_resume import assert_same, everything, run_to
 
 EXAMPLES = Path(amptrain.__file__).parents[1] / "examples"
 LEARNS = {
@@ -17,6 +27,8 @@ LEARNS = {
     "gan.py": (r"critic ([\d.]+)", lambda loss: 0.5 < loss < 0.8),  # log 2: it can't tell any more
     "segmentation.py": (r"IoU ([\d.]+)", lambda iou: iou > 0.9),
 }
+DATA = {"tar_shards.py": "shards", "hugging_face.py": "hub"}
+"""What is data of one's own: script, and its function."""
 
 
 def command(script: str, run_dir: Path) -> list[str]:
@@ -39,7 +51,7 @@ def tensors(run_dir: Path) -> dict[str, torch.Tensor]:
 
 
 def test_every_example_is_tried() -> None:
-    assert set(LEARNS) == {path.name for path in EXAMPLES.glob("*.py")}
+    assert {*LEARNS, *DATA} == {path.name for path in EXAMPLES.glob("*.py")}
 
 
 @pytest.mark.parametrize("script", LEARNS)
@@ -73,3 +85,123 @@ def test_help_does_not_import_torch() -> None:
     code = "import sys, amptrain.cli; amptrain.cli.main(['--help']); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.endswith("False\n")
+
+
+WORKERS_WARNING = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+
+
+def picture(number: int, label: int) -> Image.Image:
+    pixels = np.random.default_rng(number).integers(0, 90, (20, 26, 3), dtype=np.uint8)
+    pixels[..., label] += 120
+    return Image.fromarray(pixels)
+
+
+def png(number: int) -> bytes:
+    data = io.BytesIO()
+    picture(number, number % 2).save(data, "png")
+    return data.getvalue()
+
+
+@pytest.fixture
+def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three to train on and one to validate with, as WebDataset's TarWriter names their members:
+    24 images each, of two classes."""
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    (folder / "classes.txt").write_text("red\ngreen\n")
+    for shard, name in enumerate(("train-0", "train-1", "train-2", "val-0")):
+        with tarfile.open(folder / f"{name}.tar", "w") as archive:
+            for number in range(24 * shard, 24 * shard + 24):
+                label = str(number % 2).encode()
+                for ending, data in (("cls", label), ("png", png(number)), ("json", b"{}")):
+                    member = tarfile.TarInfo(f"photos/{number:06}.{ending}")
+                    member.size = len(data)
+                    archive.addfile(member, io.BytesIO(data))
+    monkeypatch.setenv("SHARDS", str(folder))
+    return folder
+
+
+HUB = """
+class Labels:
+    names = ["red", "green"]
+
+class Split:
+    features = {"label": Labels}
+
+    def __init__(self, numbers):
+        self.numbers = numbers
+
+    def __len__(self):
+        return len(self.numbers)
+
+    def __getitem__(self, which):
+        if which == "label":
+            return [number % 2 for number in self.numbers]
+        from tests.training.test_examples import picture
+        number = self.numbers[which]
+        return {"image": picture(number, number % 2), "label": number % 2}
+
+def load_dataset(name):
+    assert name == "beans"
+    return {"train": Split(range(72)), "test": Split(range(72, 96))}
+"""
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for the library `datasets`, with what the example uses of it: it is not in the
+    image."""
+    (tmp_path / "datasets.py").write_text(HUB)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("HF_DATASET", "beans")
+    monkeypatch.delitem(sys.modules, "datasets", raising=False)
+
+
+@WORKERS_WARNING
+@pytest.mark.usefixtures("shards", "hub")
+@pytest.mark.parametrize("script", DATA)
+def test_a_run_with_its_data_continues_bit_for_bit(script: str, make_config: Make) -> None:
+    """With other numbers of workers, in the midst of an epoch."""
+    settings = {
+        "data": f"{EXAMPLES / script}:{DATA[script]}",
+        **{"model": "small_cnn", "image_size": 16, "batch_size": 16, "epochs": 2},
+        **{"save_every": 2, "class_weights": "balanced", "precision": "fp32"},
+    }
+    whole = run_to(make_config(name="whole", **settings), 99)
+    assert whole.task.classes == ("red", "green")
+    assert (len(whole.task.train), len(whole.task.validation)) == (72, 24)
+    part = run_to(make_config(workers=3, **settings), 4)
+    assert not part.done  # type: ignore[attr-defined]
+    part = run_to(make_config(workers=1, **settings), 99)
+    assert part.done  # type: ignore[attr-defined]
+    assert_same(everything(part), everything(whole))
+
+
+@WORKERS_WARNING
+def test_many_workers_read_the_same_shards(shards: Path) -> None:
+    """After their parent has read, whose handles a fork would share."""
+    own = own_function(f"{EXAMPLES / 'tar_shards.py'}:shards", "--data")
+    train = own()[0]
+    opened = sys.modules["tar_shards"].opened
+
+    def read(rows: list[tuple[Image.Image, int]]) -> list[tuple[bytes, int, int]]:
+        return [(image.tobytes(), label, opened.cache_info().misses) for image, label in rows]
+
+    alone = read([train[number] for number in range(len(train))])
+    assert [(data, label) for data, label, _ in alone] == [
+        (picture(number, number % 2).tobytes(), number % 2) for number in range(72)
+    ]
+    loader = DataLoader(train, batch_size=3, num_workers=4, collate_fn=read)
+    found = [row for batch in loader for row in batch]
+    assert [row[:2] for row in found] == [row[:2] for row in alone]
+    assert min(misses for *_, misses in found) > len(list(shards.glob("train-*.tar")))
+
+
+def test_an_image_without_its_class_is_named(shards: Path) -> None:
+    with tarfile.open(shards / "train-3.tar", "w") as archive:
+        member = tarfile.TarInfo("lost.png")
+        member.size = len(png(0))
+        archive.addfile(member, io.BytesIO(png(0)))
+    own = own_function(f"{EXAMPLES / 'tar_shards.py'}:shards", "--data")
+    with pytest.raises(ValueError, match=r"train-3\.tar has the image lost, and no lost\.cls"):
+        own()
