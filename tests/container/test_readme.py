@@ -236,13 +236,25 @@ torch.save(torchvision.models.resnet18().state_dict(), "DEFAULT.pth")
 SMALLER = "--epochs 6 --batch-size 4 --lr 0.002 --image-size 32 --precision fp32"
 
 
+KILLED = (
+    "sh -c '{command} & until ls runs/photos/checkpoints/step-*.pt 2>/dev/null; "
+    "do sleep 0.05; done; kill -KILL $!'"
+)
+"""Killed with its first checkpoint, or soon after it."""
+
+
 def test_own_photos_are_trained_judged_told_and_exported(copy: Copy) -> None:
-    """Smaller and shorter than the README says, for a CPU; its weights come from a file."""
+    """Smaller and shorter than the README says, for a CPU; its weights come from a file. Training
+    is killed, and the same command goes on."""
     run = "docker compose run --rm --no-TTY jupyter"
     (copy.folder / "workspace/make_photos.py").write_text(MAKE_PHOTOS)
     copy.run(f"{run} python make_photos.py")
     for command, pattern in PHOTOS.items():
         smaller = command.replace("DEFAULT --epochs 5", f"DEFAULT.pth {SMALLER}")
+        if command.startswith("amptrain train"):
+            printed = copy.run(f"{run} {KILLED.format(command=smaller)}")
+            assert re.search(pattern, printed), printed
+            pattern = r"Continuing at step \d+ of"
         printed = copy.run(f"{run} {smaller}")
         assert re.search(pattern, printed), printed
 

@@ -33,7 +33,7 @@ class Images:
 
     def __getitem__(self, index):
         try:
-            if os.environ.get("HANGS") == f"{self.part} {index}":
+            if f"{self.part} {index}" in os.environ.get("HANGS", "").split(", "):
                 Path(os.environ["PIPE"]).with_suffix(".reached").touch()
                 open(os.environ["PIPE"]).read()  # nobody ever writes into it
         except Exception:
@@ -87,14 +87,17 @@ def weights(run_dir: Path) -> str:
 def test_a_run_whose_data_hang_is_stopped_and_loses_nothing(
     number: signal.Signals, workers: int, part: str, step: int, folder: Path
 ) -> None:
-    """In training within a step, whose first half has moved BatchNorm and drawn dropout."""
+    """In training within a step, whose first half has moved BatchNorm and drawn dropout; with two
+    workers both hang."""
     order = Order(IMAGES, BATCH, seed=0, accumulate=MICRO_BATCHES)
-    _, index = order.micro_batches(HANGS_IN)[1].keys[0] if part == "train" else (0, 3)
+    within, after = order.micro_batches(HANGS_IN)[1], order.micro_batches(HANGS_IN + 1)[0]
+    indices = [batch.keys[0][1] for batch in (within, after)] if part == "train" else [3]
     reached = folder / "pipe.reached"
     reached.unlink(missing_ok=True)
     run_dir = folder / f"{part}-{workers}"
     line = command(folder, run_dir.name, workers)
-    variables = {**os.environ, "HANGS": f"{part} {index}", "PIPE": str(folder / "pipe")}
+    variables = {**os.environ, "PIPE": str(folder / "pipe")}
+    variables["HANGS"] = ", ".join(f"{part} {index}" for index in indices)
     with subprocess.Popen(
         line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=variables
     ) as process:
