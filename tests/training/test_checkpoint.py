@@ -217,9 +217,9 @@ import os, signal, sys
 from amptrain.checkpoint import store as checkpoint
 for line in sys.stdin:
     child = os.fork()
-    if child == 0:
+    if child == 0:  # says who it is itself: its parent may be later than its first save
+        print("forked", os.getpid(), flush=True)
         exec(compile(SAVER, "saver", "exec"))
-    print("forked", child, flush=True)
     os.waitpid(child, 0)
     print("dead", flush=True)
 """

@@ -18,7 +18,7 @@ from amptrain.distributed import _interface
 from amptrain.model import build_model
 from amptrain.precision import resolve_precision
 
-from .support import broken_folder, command, records, wait_for
+from .support import broken_folder, command, lines_of, records, wait_for
 
 Make = Callable[..., TrainConfig]
 # torchrun, as a program of this Python; a free port each time
@@ -185,6 +185,22 @@ def free_port() -> str:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return str(sock.getsockname()[1])
+
+
+def test_the_log_of_two_killed_processes_has_no_hole(make_config: Make) -> None:
+    """Each continues with its own part of the losses of the window that was open."""
+    config = make_config(log_every=5, save_every=2, keep_checkpoints=9, precision="fp32")
+    assert run(torchrun(config)).returncode == 0
+    whole = lines_of(config.run_dir)
+    # As if both were killed at the end, and step 6 had been the last one saved.
+    for path in (config.run_dir / "checkpoints").glob("*.pt"):
+        if path.stem > "step-000000006" or path.stem == "best":
+            path.unlink()
+    (config.run_dir / "result.json").unlink()
+    again = run(torchrun(config))
+    assert "Continuing at step 6 of 12" in again.stdout
+    assert lines_of(config.run_dir) == whole
+    assert [line["step"] for line in whole] == [5, 10, 12, 12]
 
 
 def test_a_changed_number_of_processes_is_told(make_config: Make) -> None:
