@@ -83,7 +83,7 @@ def test_a_trial_that_is_killed_or_refused_does_not_fit(
     rows = [line.split(" | ") for line in told.splitlines() if line.startswith("| ")][2:]
     assert [(row[0], row[1]) for row in rows] == [("| 2", "yes"), ("| 4", "no"), ("| 3", "no")]
     assert rows[1][2] == "killed by SIGKILL, likely by the kernel for want of memory |"
-    assert "can't allocate" in rows[2][2]
+    assert rows[2][2] == "no memory for 4294967296 MiB more |"
     assert "The largest micro-batch that fits: 2 images (to one part in 32).\n" in told
     assert "Flags: --global-batch-size 12 --grad-accum-steps 6\n" in told
 

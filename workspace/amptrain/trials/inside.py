@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -111,8 +112,16 @@ def fit(config: TrainConfig, micro_batch: int) -> Answer:
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        return {"fits": False, "why": (str(error).strip().splitlines() or ["no memory left"])[0]}
+        return {"fits": False, "why": refused(str(error))}
     return peak(processes.device)
+
+
+def refused(text: str) -> str:
+    """What torch says of memory that ran out, in a few words where they are known."""
+    found = re.search(r"[Tt]ried to allocate (?:(\d+) bytes|([\d.]+ [KMG]iB))", text)
+    if found is None:
+        return (text.strip().splitlines() or ["no memory left"])[0]
+    return f"no memory for {found[2] or f'{int(found[1]) / 2**20:.0f} MiB'} more"
 
 
 def speed(
