@@ -54,14 +54,17 @@ def start(mode: Mode, words: list[str]) -> NoReturn:
     limits.raise_open_files()
     limits.limit_threads(variables)
     identity = choose_identity(variables)
-    make_run_folder()
-    name_user(identity)
+    keeps_state = make_run_folder(mode.needs_run_folder)
+    if keeps_state:
+        name_user(identity)
+        record_gpus()
     give_image_folders(identity)
     look(mode, identity)
     launch = mode.prepare(words, variables, identity)
     variables |= launch.environment
-    write_facts(mode, identity, launch)
-    environment.write_session_environment(variables, identity)
+    if keeps_state:
+        write_facts(mode, identity, launch)
+        environment.write_session_environment(variables, identity)
     if launch.as_root:
         execute(launch.command, environment.without_credentials(variables))
     drop_privileges(identity)
@@ -69,8 +72,7 @@ def start(mode: Mode, words: list[str]) -> NoReturn:
 
 
 def look(mode: Mode, identity: Identity) -> None:
-    """Note the GPUs for the health check, and tell what would stop the mode later."""
-    record_gpus()
+    """Tell what would stop the mode later."""
     if not mode.uses_workspace:
         return
     from entrypoints.doctor import report  # late: the health check and programs have no use for it

@@ -5,21 +5,25 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from entrypoints.accounts import UNNAMED
-from entrypoints.errors import EntrypointError, warn
+from entrypoints.errors import EntrypointError, say, warn
 from entrypoints.files import give
 from entrypoints.identity import DEFAULT_ID, Identity
 from entrypoints.mounts import is_read_only, is_volume, mounts
 from entrypoints.paths import HOME, RUN, WORKSPACE
+from entrypoints.workspace import may_write, way_in
 
 # What the image puts into the home, and a new volume there takes over from it.
 HOME_FILES = (".bashrc", ".profile", ".bash_logout", ".ssh", ".cache", ".local", ".vscode-server")
 
 
-def make_run_folder() -> None:
+def make_run_folder(needed: bool) -> bool:
     """Make /run/pytorch-cuda; after a start as root only root can write there.
 
+    Returns whether it can be written to. Apptainer and pyxis leave no such place; a program does
+    without (apptainer/singularity#3802).
+
     Raises:
-        EntrypointError: it can't be written to.
+        EntrypointError: it can't be, and is `needed`.
     """
     try:
         for folder in (RUN, UNNAMED):
@@ -31,10 +35,17 @@ def make_run_folder() -> None:
     except OSError as error:
         # Docker's tmpfs on /run is root's alone.
         place = "/run" if os.getuid() == 0 else f"{RUN}:mode=1777"
+        if not needed:
+            say(
+                f"note: {RUN} can't be written to, so `docker exec` gets no environment of this "
+                f"start, and there is no health check. With both: --tmpfs {place}"
+            )
+            return False
         raise EntrypointError(
-            f"{RUN} can't be written to ({error}). "
-            f"With a read-only root it needs a place of its own: --tmpfs {place}"
+            f"{RUN} can't be written to ({error}). With a read-only root it needs a place of its "
+            f"own: --tmpfs {place} (Apptainer: --writable-tmpfs)"
         ) from error
+    return True
 
 
 def give_image_folders(identity: Identity) -> None:
@@ -54,11 +65,11 @@ def give_image_folders(identity: Identity) -> None:
         names = (*HOME_FILES, ".vscode-server/extensions")
         take_over([HOME, *(HOME / name for name in names)], identity)
     owner = HOME.stat().st_uid
-    if owner != identity.uid:
+    if owner != identity.uid and not may_write(HOME, identity):
+        other = f" Or start with PUID={owner}." if owner else ""
         warn(
-            f"{HOME} belongs to uid {owner}, not to {identity.uid}, which may not be able to write "
-            f"there. Start with PUID={owner or identity.uid}, "
-            "or give the folder or volume over once with chown -R."
+            f"{HOME} belongs to uid {owner}, not to {identity.uid}, which may not write there. "
+            f"{way_in(HOME, identity)}{other}"
         )
 
 

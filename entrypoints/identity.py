@@ -106,7 +106,7 @@ def home_under_tmp(name: str) -> Path:
     except OSError as error:
         raise EntrypointError(
             f"No home can be made under /tmp ({error.strerror}). "
-            "With a read-only root: --tmpfs /tmp --tmpfs /run"
+            "With a read-only root: --tmpfs /tmp --tmpfs /run, or a HOME that can be written to"
         ) from error
     return home
 

@@ -40,6 +40,7 @@ class Mode:
             with the program; None: it has no service.
         uses_workspace: it writes to the workspace and loads data through /dev/shm, so both are
             looked at before the start.
+        needs_run_folder: it can't start where /run/pytorch-cuda can't be written to.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Mode:
     port: int | None = None
     compose: Literal["up", "run"] | None = None
     uses_workspace: bool = False
+    needs_run_folder: bool = False
 
     def claims(self, words: Sequence[str]) -> bool:
         """Whether the container's command means this mode."""

@@ -14,6 +14,17 @@ def mounts(table: Path = Path("/proc/self/mountinfo")) -> dict[Path, str]:
     return {Path(_unescaped(field[4])): _unescaped(field[3]) for field in fields}
 
 
+def is_own_tmpfs(folder: Path, table: Path = Path("/proc/self/mountinfo")) -> bool:
+    """Whether what is mounted there is a tmpfs, and not a folder of one (`-v /dev/shm/x:…`)."""
+    kind = ""
+    for line in table.read_text().splitlines():
+        mount, _, source = line.partition(" - ")
+        root, point = mount.split()[3:5]
+        if Path(_unescaped(point)) == folder:  # the last is on top
+            kind = f"{source.split()[0]} {root}"
+    return kind == "tmpfs /"
+
+
 def _unescaped(text: str) -> str:
     """proc(5) writes a blank as \\040."""
     return re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), text)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from entrypoints.errors import EntrypointError, warn
 from entrypoints.identity import Identity
-from entrypoints.mounts import is_read_only, mounted_workspace, mounts
+from entrypoints.mounts import is_own_tmpfs, is_read_only, mounted_workspace, mounts
 from entrypoints.paths import WORKSPACE
 
 
@@ -33,8 +33,19 @@ def check_writable(identity: Identity) -> None:
         warn(
             f"{folder} belongs to {owner.st_uid}:{owner.st_gid} "
             f"(mode {owner.st_mode & 0o7777:04o}), and uid {identity.uid} may not write there. "
-            'On the host: sudo chown -R "$(id -u):$(id -g)" THE-FOLDER (root: 1000:1000)'
+            f"{way_in(folder, identity)}"
         )
+
+
+def way_in(folder: Path, identity: Identity) -> str:
+    """What makes a mount the identity's. A tmpfs is no folder of the host: Docker makes it root's.
+
+    Only --tmpfs knows uid and gid; `--mount type=tmpfs` does not (compose-spec#278), and a mode
+    gives way to that of the image's folder (moby#20437).
+    """
+    if is_own_tmpfs(folder):
+        return f"It is a tmpfs: --tmpfs {folder}:uid={identity.uid},gid={identity.gid}"
+    return 'On the host: sudo chown -R "$(id -u):$(id -g)" THE-FOLDER (root: 1000:1000)'
 
 
 def may_write(folder: Path, identity: Identity) -> bool:

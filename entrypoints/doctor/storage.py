@@ -8,8 +8,9 @@ from pathlib import Path
 
 from entrypoints.doctor.finding import Finding, gibibytes
 from entrypoints.identity import Identity
-from entrypoints.mounts import mounted_workspace, mounts
+from entrypoints.mounts import is_own_tmpfs, mounted_workspace, mounts
 from entrypoints.paths import WORKSPACE
+from entrypoints.workspace import way_in
 
 FREE_NEEDED = 1 << 30  # bytes; two checkpoints of a ResNet-50 with optimizer and EMA take 0.8 GB
 FREE_COMFORTABLE = 5 << 30
@@ -55,8 +56,9 @@ def owner(folder: Path, identity: Identity) -> Finding:
                 "workspace", "error", found, "a writable mount", "Drop `:ro` from the mount"
             )
         found = f"{mine} (mode {status.st_mode & 0o7777:04o}): {error.strerror}"
-        own = 'sudo chown -R "$(id -u):$(id -g)" THE-FOLDER (root: 1000:1000)'
-        do = f"On the host: {own}, or start with its owner: -e PUID=… -e PGID=…"
+        do = way_in(folder, identity)
+        if not is_own_tmpfs(folder):
+            do += ", or start with its owner: -e PUID=… -e PGID=…"
         return Finding(
             "workspace", "error", found, f"a folder that uid {identity.uid} may write to", do
         )

@@ -39,6 +39,7 @@ class Jupyter(Mode):
     port = PORT
     compose = "up"
     uses_workspace = True
+    needs_run_folder = True
 
     def claims(self, words: Sequence[str]) -> bool:
         return words[0] == self.name and starts_server(words[1:])

@@ -35,6 +35,7 @@ class Ssh(Mode):
     port = PORT
     compose = "up"
     uses_workspace = True
+    needs_run_folder = True
 
     def claims(self, words: Sequence[str]) -> bool:
         return words[0] in (self.name, "sshd", SSHD)

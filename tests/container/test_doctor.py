@@ -124,7 +124,8 @@ def test_nothing_to_do_without_a_gpu(tmp_path: Path) -> None:
                 (
                     "workspace",
                     "error",
-                    "belongs to 0:0, work is done as 1000:1000|Permission denied|chown",
+                    "belongs to 0:0, work is done as 1000:1000|Permission denied"
+                    "|--tmpfs /workspace:uid=1000,gid=1000",
                 ),
                 ("torch", "error", "torch can't be imported"),
             ],

@@ -153,9 +153,10 @@ def test_data_mounted_read_only_below_the_workspace_stops_nothing(tmp_path: Path
     ids=["root", "user"],
 )
 def test_read_only_root_works_and_tells_what_it_needs(user: list[str], tmpfs: str) -> None:
-    needed = run_once("true", options=["--read-only", "--tmpfs=/tmp", *user])
-    assert needed.returncode == 2
-    assert f": --tmpfs {tmpfs}" in needed.stderr
+    for mode in ("jupyter", "ssh"):
+        needed = run_once(mode, options=["--shm-size=1g", "--read-only", "--tmpfs=/tmp", *user])
+        assert needed.returncode == 2
+        assert f": --tmpfs {tmpfs}" in needed.stderr
     who = "id -u; python -c 'import getpass; print(getpass.getuser())'; touch ~/made && echo ok"
     done = run_once(
         "bash", "-c", who, options=["--read-only", "--tmpfs=/tmp", f"--tmpfs={tmpfs}", *user]
@@ -163,6 +164,31 @@ def test_read_only_root_works_and_tells_what_it_needs(user: list[str], tmpfs: st
     assert done.stdout.split() == (["12345", "user", "ok"] if user else ["1000", "dev", "ok"]), (
         done.stderr
     )
+
+
+READ_ONLY = ["--read-only", "--shm-size=1g", "--user=12345:12345", "--env=HOME=/somewhere"]
+
+
+@pytest.mark.parametrize("tmp", [[], ["--tmpfs=/tmp"]], ids=["no-tmp", "tmp"])
+def test_programs_run_where_nothing_but_a_home_can_be_written_to(
+    tmp_path: Path, tmp: list[str]
+) -> None:
+    """As Apptainer and pyxis start an image: read-only, as the caller, in the caller's home."""
+    home = make_folder(tmp_path / "home", 12345)
+    options = [*READ_ONLY, *tmp, f"--volume={home}:/somewhere", "--workdir=/somewhere"]
+    who = "id -u; python -c 'import getpass, torch; print(getpass.getuser())'; echo x > made"
+    done = run_once("bash", "-c", who, options=options)
+    assert done.stdout.split() == ["12345", "user"], done.stderr
+    assert (home / "made").stat().st_uid == 12345
+    assert "note: /run/pytorch-cuda can't be written to" in done.stderr
+    assert "--tmpfs /run/pytorch-cuda:mode=1777" in done.stderr
+    train = ["train", "--device", "cpu", "--max-steps", "1", "--runs", "/somewhere/runs"]
+    trained = run_once(*train, "--name", "first", options=options)
+    assert trained.returncode == 0, trained.stderr
+    assert (home / "runs/first/result.json").exists()
+    told = run_once("doctor", options=options)
+    assert told.stdout.startswith("doctor: "), told.stderr
+    assert "Traceback" not in done.stderr + trained.stderr + told.stdout + told.stderr
 
 
 def test_group_add_reaches_the_program() -> None:

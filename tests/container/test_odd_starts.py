@@ -2,6 +2,7 @@
 traceback."""
 
 import json
+import re
 import uuid
 from pathlib import Path
 
@@ -151,6 +152,32 @@ def test_no_traceback(options: list[str]) -> None:
     done = run_once("-c", RUN, options=["--entrypoint=/bin/sh", *options])
     assert "Traceback" not in done.stdout + done.stderr, done.stdout
     assert done.stdout or done.stderr
+
+
+@pytest.mark.parametrize(
+    ("place", "options"),
+    [
+        ("/workspace", ["--tmpfs=/workspace"]),
+        ("/workspace", ["--tmpfs=/workspace", "--user=4242:4242"]),
+        ("/workspace", ["--mount=type=tmpfs,destination=/workspace"]),
+        ("/home/dev", ["--tmpfs=/home/dev"]),
+        ("/home/dev", ["--tmpfs=/home/dev", "--env=PUID=4242"]),
+    ],
+    ids=lambda words: " ".join(words) if isinstance(words, list) else "",
+)
+def test_tmpfs_of_root_is_told_with_the_option_that_gives_it(
+    place: str, options: list[str]
+) -> None:
+    """Docker makes a tmpfs root's; no folder of the host can be given to somebody there."""
+    start = ["train", "--help"]
+    told = run_once(*start, options=["--shm-size=1g", *options]).stderr
+    cure = re.search(r"warning: .*may not write there\. It is a tmpfs: --tmpfs (\S+)", told)
+    assert cure, told
+    assert "chown" not in told
+    mended = ["--shm-size=1g", *options[1:], f"--tmpfs={cure[1]}"]
+    assert "warning:" not in run_once(*start, options=mended).stderr
+    make = f"touch {place}/x && [ $(stat -c %u {place}/x) = $(id -u) ] && echo mine"
+    assert run_once("sh", "-c", make, options=mended).stdout == "mine\n"
 
 
 def test_without_shared_memory_the_flag_is_told() -> None:

@@ -81,6 +81,22 @@ def test_mount_points_with_blanks_are_read(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("line", "own"),
+    [
+        ("36 35 0:9 / /workspace rw - tmpfs tmpfs rw,size=64k", True),
+        ("36 35 0:9 / /workspace rw master:1 shared:2 - tmpfs tmpfs rw", True),
+        ("36 35 0:9 /work /workspace rw - tmpfs tmpfs rw", False),  # -v /dev/shm/work:/workspace
+        ("36 35 8:1 / /workspace rw - ext4 /dev/vda rw", False),
+        ("36 35 0:9 / /workspace/code rw - tmpfs tmpfs rw", False),
+    ],
+)
+def test_tmpfs_of_the_container_s_own_is_known(tmp_path: Path, line: str, own: bool) -> None:
+    table = tmp_path / "mountinfo"
+    table.write_text(f"35 34 0:5 / /workspace rw - overlay overlay rw\n{line}\n")
+    assert mounts.is_own_tmpfs(Path("/workspace"), table) is own
+
+
 @pytest.mark.parametrize("text", ["me", "-5", "0", "1.5", "99999999999", str(2**32 - 1)])
 def test_puid_that_is_no_id_is_refused(text: str) -> None:
     with pytest.raises(EntrypointError, match="PUID is"):
