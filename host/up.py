@@ -104,6 +104,25 @@ def require_free_ports(client: str, service: str) -> None:
             )
 
 
+def require_one_gpu_name(client: str, service: str) -> None:
+    """See that CDI is asked for one name: a variable makes no list in Compose (compose#2735).
+
+    Docker says `unresolvable CDI devices nvidia.com/gpu=1,2` to it, and no way out.
+
+    Raises:
+        HostError: GPUS names several, or `none`.
+    """
+    compose = [client, "compose", "--project-directory", str(ROOT), "--profile", "train"]
+    config = json.loads(output([*compose, "config", "--format", "json"]) or "{}")
+    asked = json.dumps(config.get("services", {}).get(service, {}).get("deploy", {}))
+    wrong = re.search(r'"nvidia\.com/gpu=([^"]*,[^"]*|none)"', asked)
+    if wrong:
+        raise HostError(
+            f"GPUS={wrong[1]}, but CDI takes one name in a variable: a number, a UUID or all. "
+            'For several: docs/extending.md, "Which GPUs"; for none: ACCELERATOR=cpu.'
+        )
+
+
 def is_free(address: str, port: int) -> bool:
     """Whether `port` can be listened on at `address`; what we may not even try (another machine's
     address) counts."""
@@ -138,6 +157,7 @@ def up(service: str, arguments: list[str]) -> None:
     if os.environ.get("TORCH"):
         os.environ.setdefault("IMAGE", IMAGE)  # Compose knows the default torch's image alone
     choose_accelerator(client)
+    require_one_gpu_name(client, service)
     require_own_project(client)
     require_free_ports(client, service)
     give_workspace()

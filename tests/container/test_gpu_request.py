@@ -3,6 +3,7 @@ toolkit)."""
 
 import json
 import os
+import re
 import subprocess
 import uuid
 from collections.abc import Iterator
@@ -96,10 +97,42 @@ def test_gpus_chooses_which(
     assert request["NVIDIA_VISIBLE_DEVICES"] == gpus
 
 
-def test_gpus_chooses_one_by_cdi(engine: GpuEngine, project: list[str], tmp_path: Path) -> None:
-    seen = up(engine, project, "ssh", "cdi", tmp_path, GPUS="1").splitlines()
-    assert "nvidia1" in seen
-    assert "nvidia0" not in seen
+UUID = "GPU-5f4a3c21-0000-1111-2222-333344445555"
+
+
+@pytest.mark.parametrize(("gpus", "node"), [("1", "nvidia1"), (UUID, "nvidia2")])
+def test_gpus_chooses_one_by_cdi(
+    engine: GpuEngine, project: list[str], gpus: str, node: str, tmp_path: Path
+) -> None:
+    seen = up(engine, project, "ssh", "cdi", tmp_path, GPUS=gpus).splitlines()
+    assert [name for name in seen if name.startswith("nvidia")] == [node]
+
+
+def test_several_by_cdi_are_listed_as_the_guide_says(
+    engine: GpuEngine, project: list[str], tmp_path: Path
+) -> None:
+    guide = (ROOT / "docs/extending.md").read_text().partition("## Which GPUs")[2]
+    example = re.search(r"```yaml\n(services:\n.*?)```", guide, re.DOTALL)
+    assert example
+    (tmp_path / "override.yml").write_text(example[1])
+    files = f"{ROOT}/docker-compose.yml:{tmp_path}/override.yml"
+    seen = up(engine, project, "jupyter", "cdi", tmp_path, COMPOSE_FILE=files).splitlines()
+    assert [name for name in seen if name.startswith("nvidia")] == ["nvidia1", "nvidia2"]
+
+
+def test_several_in_a_variable_are_refused_by_docker_in_the_guide_s_words(
+    engine: GpuEngine, project: list[str], tmp_path: Path
+) -> None:
+    environment = {"ACCELERATOR": "cdi", "GPUS": "1,2", "WORKSPACE": str(tmp_path)}
+    try:
+        command = [*project, "up", "--detach", "--no-build", "jupyter"]
+        refused = engine.client(*command, environment=environment)
+    finally:
+        engine.client(*project, "down", "--volumes", environment=environment)
+    words = "unresolvable CDI devices nvidia.com/gpu=1,2"
+    assert refused.returncode != 0
+    assert words in refused.stderr
+    assert f"`{words}`" in (ROOT / "docs/extending.md").read_text()
 
 
 @pytest.mark.parametrize("service", SERVICES)

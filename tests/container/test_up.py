@@ -103,6 +103,15 @@ def test_the_user_s_choice_of_accelerator_stays(clone: Path, where: str) -> None
     assert "ACCELERATOR=" not in done.stderr
 
 
+@pytest.mark.parametrize("gpus", ["1,2", "none"])
+def test_names_that_cdi_can_t_take_are_refused_with_the_way_out(clone: Path, gpus: str) -> None:
+    for service in ("jupyter", "train"):
+        done = up(clone, service, ACCELERATOR="cdi", GPUS=gpus)
+        assert done.returncode == 1
+        assert f"error: GPUS={gpus}, but CDI takes one name" in done.stderr
+        assert 'docs/extending.md, "Which GPUs"; for none: ACCELERATOR=cpu' in done.stderr
+
+
 def test_what_was_found_is_told(clone: Path) -> None:
     done = up(clone, "train", "--help")
     assert re.search(r"^==> ACCELERATOR=(cpu|gpu|cdi): \w+", done.stderr, re.MULTILINE), done.stderr
