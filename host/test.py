@@ -39,6 +39,7 @@ PROGRAMS = {
     "ip": "iproute2",
     "git": "git",
     "curl": "curl",
+    "plink": "putty-tools",
     "openssl": "openssl",
     "zstd": "zstd",
     "skopeo": "skopeo",

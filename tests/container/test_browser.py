@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, FrameLocator, Locator, Page, expect, sync_playwright
 
 from entrypoints.environment import PERSONAL
 from tests.container.test_jupyter import ARTICLE
@@ -27,6 +27,12 @@ FLAGS = [
 ]
 SCREENSHOTS = ROOT / ".build/screenshots"
 QUICKSTART = "notebooks/amp_quickstart.ipynb"
+CURVE = """
+from torch.utils.tensorboard import SummaryWriter
+with SummaryWriter("/workspace/runs/seen-in-the-browser") as writer:
+    for step in range(50):
+        writer.add_scalar("loss/train", 2 / (step + 1), step)
+"""
 PATIENCE_MS = 60_000
 TRAINING_MS = 180_000
 COLOURS = """image => {
@@ -73,12 +79,22 @@ def serving(*command: str, options: tuple[str, ...] = ()) -> Iterator[Container]
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the workspace, of another owner, with one more notebook."""
+    """A copy of the workspace, of another owner, with two more notebooks."""
     folder = tmp_path_factory.mktemp("browser") / "workspace"
     shutil.copytree(
         ROOT / "workspace", folder, ignore=shutil.ignore_patterns("runs", "__pycache__")
     )
-    source = "import matplotlib.pyplot as plt\nplt.plot([3, 1, 2])\nplt.title('three points');"
+    draw = "import matplotlib.pyplot as plt\nplt.plot([3, 1, 2])\nplt.title('three points');"
+    write_notebook(folder / "plot.ipynb", draw)
+    # The very lines of TensorBoard's own guide.
+    watch = "%load_ext tensorboard\n%tensorboard --logdir runs"
+    write_notebook(folder / "tensorboard.ipynb", watch)
+    subprocess.run(["chown", "-R", "12345:12345", str(folder)], check=True)
+    return folder
+
+
+def write_notebook(file: Path, source: str) -> None:
+    """A notebook of one cell."""
     cell = {
         "cell_type": "code",
         "id": "plot",
@@ -94,9 +110,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "nbformat": 4,
         "nbformat_minor": 5,
     }
-    (folder / "plot.ipynb").write_text(json.dumps(notebook))
-    subprocess.run(["chown", "-R", "12345:12345", str(folder)], check=True)
-    return folder
+    file.write_text(json.dumps(notebook))
 
 
 @pytest.fixture(scope="module")
@@ -227,6 +241,37 @@ def test_terminal_sees_what_docker_exec_sees(lab: Container, page: Page, workspa
 def variables(text: str) -> dict[str, str]:
     """The output of `env -0`."""
     return dict(line.split("=", 1) for line in text.split("\0") if line)
+
+
+@pytest.fixture(scope="module")
+def curves(lab: Container) -> None:
+    """A run for TensorBoard to show."""
+    lab.execute("python", "-c", CURVE, user="dev")
+
+
+def assert_shows_the_curve(board: Page | FrameLocator) -> None:
+    """TensorBoard's page has the run, its scalar and a line."""
+    expect(board.get_by_text("loss/train").first).to_be_visible()
+    expect(board.get_by_text("seen-in-the-browser").first).to_be_visible()
+
+
+@pytest.mark.usefixtures("curves")
+def test_tensorboard_s_tile_shows_curves(lab: Container, page: Page) -> None:
+    page.goto(printed_link(lab) + "&reset")
+    with page.context.expect_page() as opening:
+        page.locator(".jp-LauncherCard", has_text="TensorBoard").click()
+    board = opening.value
+    board.set_viewport_size({"width": 1400, "height": 1000})
+    assert_shows_the_curve(board)
+    screenshot(board, "tensorboard-tile")
+
+
+@pytest.mark.usefixtures("curves")
+def test_tensorboard_s_magic_shows_curves_in_the_notebook(lab: Container, page: Page) -> None:
+    opened(lab, page, "tensorboard.ipynb")
+    run_all(page)
+    assert_shows_the_curve(page.frame_locator(".jp-OutputArea-output iframe"))
+    screenshot(page, "tensorboard-magic")
 
 
 def test_article_s_command_shows_notebook_7(notebook: Container, page: Page) -> None:

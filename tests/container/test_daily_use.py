@@ -4,17 +4,20 @@ and what is answered where it fails."""
 import json
 import re
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
+import paramiko
 import pytest
 
 from tests.container.conftest import KeyPair, Ssh
 from tests.container.test_jupyter import ask
 from tests.image.test_pip import make_wheel
-from tests.support import TORCH, Container, make_folder, started
+from tests.support import TORCH, Container, docker, make_folder, started, wait_until
 
 TOKEN = "token-of-daily-use"
 HOST_KEY = "/var/lib/pytorch-cuda/ssh/ssh_host_ed25519_key"
@@ -32,8 +35,11 @@ def sshd(key: KeyPair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Con
     wheels = make_folder(tmp_path_factory.mktemp("companions"))
     for version in (TORCH, "2.11.0"):
         make_wheel(wheels, "torchaudio", version)
+    make_wheel(wheels, "smallpackage", "1.2")
+    tools = Path(sys.executable).parent.resolve()  # uv and py-spy, as pip would bring them
     options = ["--shm-size=1g", "--publish=127.0.0.1::2222", f"--env=SSH_PUBLIC_KEY={key.public}"]
-    with started("ssh", options=[*options, f"--volume={wheels}:/wheels:ro"]) as container:
+    options += [f"--volume={wheels}:/wheels:ro", f"--volume={tools}:/tools:ro"]
+    with started("ssh", options=options) as container:
         yield container
 
 
@@ -138,6 +144,68 @@ def test_client_without_aead_connects_by_aes_ctr(sshd: Container, ssh: Ssh) -> N
     assert ssh(sshd, "echo in", options=options).stdout == "in\n"
 
 
+def test_paramiko_logs_in(sshd: Container, key: KeyPair) -> None:
+    sshd.wait_for_log("Server listening")
+    with paramiko.SSHClient() as client:
+        client.set_missing_host_key_policy(paramiko.AutoAddPolicy())
+        login = {"username": "dev", "key_filename": str(key.private)}
+        port = sshd.published(2222)
+        client.connect("127.0.0.1", port, **login, allow_agent=False, look_for_keys=False)
+        _, output, _ = client.exec_command("whoami; command -v python", timeout=20)
+        assert output.read().split() == [b"dev", b"/opt/venv/bin/python"]
+        with client.open_sftp() as sftp, sftp.open("of-paramiko", "w") as file:
+            file.write("x")
+    assert sshd.execute("cat", "/home/dev/of-paramiko") == "x"
+
+
+def test_putty_logs_in(sshd: Container, key: KeyPair, tmp_path: Path) -> None:
+    fingerprint = sshd.wait_for_log(r"host key (SHA256:\S+)")[1]
+    sshd.wait_for_log("Server listening")
+    own = str(tmp_path / "key.ppk")
+    subprocess.run(["puttygen", str(key.private), "-o", own], check=True, timeout=20)
+    options = ["-batch", "-hostkey", fingerprint, "-i", own, "-P", str(sshd.published(2222))]
+    command = ["plink", *options, "dev@127.0.0.1", "whoami; command -v python"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=30)
+    assert done.stdout.split() == ["dev", "/opt/venv/bin/python"], done.stderr
+
+
+UV = "PATH=$PATH:/tools; cd /tmp; uv pip install --no-index --find-links /wheels smallpackage"
+
+
+def test_uv_installs_into_a_venv_of_one_s_own(sshd: Container, ssh: Ssh) -> None:
+    refused = ssh(sshd, UV)
+    assert refused.returncode != 0
+    making = re.search(r"with uv make a venv first: (uv venv && \S+ \S+)", refused.stderr)
+    assert making, refused.stderr
+    program = UV.replace("uv pip", f"{making[1]} && uv pip")
+    done = ssh(sshd, f"{program} && python -c 'import smallpackage as s; print(s.__version__)'")
+    assert done.stdout.split() == ["1.2"], done.stderr
+
+
+HANGS = """
+import time
+def waits_for_ever():
+    time.sleep(300)
+waits_for_ever()
+"""
+
+
+@pytest.fixture
+def hanging(sshd: Container, ssh: Ssh) -> Iterator[str]:
+    """The id of a Python process of dev that hangs."""
+    start = f"nohup python -c '{HANGS}' > /dev/null 2>&1 & echo $!"
+    process = ssh(sshd, start).stdout.strip()
+    yield process
+    sshd.execute("kill", process)
+
+
+def test_py_spy_shows_where_a_process_hangs(sshd: Container, ssh: Ssh, hanging: str) -> None:
+    def shown() -> str:
+        return ssh(sshd, f"/tools/py-spy dump --pid {hanging}").stdout
+
+    wait_until(lambda: "waits_for_ever" in shown(), "py-spy to show the function", 20)
+
+
 def delete(container: Container, path: str) -> None:
     """What JupyterLab's file browser asks for."""
     url = f"http://127.0.0.1:{container.published(8888)}/api/contents/{path}"
@@ -182,6 +250,48 @@ def test_a_program_on_a_local_port_is_behind_jupyter_s_token(jupyter: Container)
         finally:
             jupyter.execute("pkill", "-f", "7860", check=False)
             server.wait(10)
+
+
+# What a prebuilt extension is made of: https://jupyterlab.readthedocs.io, "Prebuilt Extensions".
+LAB = "shown.data/data/share/jupyter/labextensions/shown"
+SETTINGS = "shown.data/data/etc/jupyter/jupyter_server_config.d/shown.json"
+BUILD = {"extension": "./extension", "load": "static/remoteEntry.js"}
+EXTENSION = {
+    f"{LAB}/package.json": {"name": "shown", "version": "1.0", "jupyterlab": {"_build": BUILD}},
+    SETTINGS: {"ServerApp": {"jpserver_extensions": {"shown": True}}},
+}
+SERVER = """
+__version__ = "1.0"
+def _jupyter_server_extension_points():
+    return [{"module": "shown"}]
+def _load_jupyter_server_extension(app):
+    app.log.info("shown, of the user, is loaded")
+"""
+
+
+def test_extension_that_the_user_installed_is_there_after_a_restart(
+    jupyter: Container, tmp_path: Path
+) -> None:
+    files = {name: json.dumps(content) for name, content in EXTENSION.items()}
+    entry = {f"{LAB}/static/remoteEntry.js": "", "shown.py": SERVER}
+    make_wheel(tmp_path, "shown", "1.0", files | entry)
+    wheel = "shown-1.0-py3-none-any.whl"
+    docker("cp", str(tmp_path / wheel), f"{jupyter.name}:/tmp/{wheel}")
+    before = page(f"{lab(jupyter)}?token={TOKEN}")[1]
+    jupyter.execute("pip", "install", "--no-index", f"/tmp/{wheel}", user="dev")
+    docker("restart", jupyter.name)
+    assert ask(jupyter, "/api/status", TOKEN)[0] == 200
+    after = page(f"{lab(jupyter)}?token={TOKEN}")[1]
+    names = [set(re.findall(r'"name": "(\S+?)"', text)) for text in (before, after)]
+    assert names[1] - names[0] == {"shown"}
+    address = lab(jupyter).replace("/lab", "/lab/extensions/shown/static/remoteEntry.js")
+    assert page(f"{address}?token={TOKEN}")[0] == 200
+    assert "shown, of the user, is loaded" in jupyter.log()
+
+
+def lab(container: Container) -> str:
+    """The address of JupyterLab."""
+    return f"http://127.0.0.1:{container.published(8888)}/lab"
 
 
 def page(url: str) -> tuple[int, str]:

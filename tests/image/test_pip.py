@@ -5,7 +5,7 @@ import hashlib
 import re
 import subprocess
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -15,15 +15,18 @@ from tests.support import TORCH, TORCH_BUILD, Container, docker_process, started
 OFFLINE = ("--no-index", "--find-links=/wheels")
 
 
-def make_wheel(folder: Path, name: str, version: str) -> None:
+def make_wheel(
+    folder: Path, name: str, version: str, more: Mapping[str, str] | None = None
+) -> None:
     """Write a wheel with one module, `name`.py, that knows its version (binary distribution format,
-    PEP 427)."""
+    PEP 427), and with `more` files beside it."""
     info = f"{name}-{version}.dist-info"
     files = {
         f"{name}.py": f"__version__ = {version!r}\n",
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\n"
         "Root-Is-Purelib: true\nTag: py3-none-any\n",
+        **(more or {}),
     }
     record = "".join(f"{path},sha256={digest(text)},{len(text)}\n" for path, text in files.items())
     with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
