@@ -115,7 +115,7 @@ def test_companions_of_torch_are_held_to_the_version_that_fits(sshd: Container, 
     ("command", "answer"),
     [
         ("sudo apt install jq", "There is no sudo. Root of this container: ssh to it as root"),
-        ("nvcc --version", "five lines add it: docs/extending.md"),
+        ("nvcc --version", "a few lines add it: docs/extending.md"),
         ("apt install jq", "apt needs root"),
     ],
 )
