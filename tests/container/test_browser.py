@@ -263,6 +263,7 @@ def test_tensorboard_s_tile_shows_curves(lab: Container, page: Page) -> None:
     board = opening.value
     board.set_viewport_size({"width": 1400, "height": 1000})
     assert_shows_the_curve(board)
+    board.wait_for_timeout(1000)  # the line is drawn after its frame
     screenshot(board, "tensorboard-tile")
 
 

@@ -15,6 +15,7 @@ import paramiko
 import pytest
 
 from tests.container.conftest import KeyPair, Ssh
+from tests.container.test_hardening import COMPOSE
 from tests.container.test_jupyter import ask
 from tests.image.test_pip import make_wheel
 from tests.support import TORCH, Container, docker, make_folder, started, wait_until
@@ -39,6 +40,9 @@ def sshd(key: KeyPair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Con
     tools = Path(sys.executable).parent.resolve()  # uv and py-spy, as pip would bring them
     options = ["--shm-size=1g", "--publish=127.0.0.1::2222", f"--env=SSH_PUBLIC_KEY={key.public}"]
     options += [f"--volume={wheels}:/wheels:ro", f"--volume={tools}:/tools:ro"]
+    # What Compose lets the service do, and no more.
+    options += ["--cap-drop=ALL", "--security-opt=no-new-privileges"]
+    options += [f"--cap-add={name}" for name in COMPOSE["ssh"]["cap_add"]]
     with started("ssh", options=options) as container:
         yield container
 
@@ -196,7 +200,7 @@ def hanging(sshd: Container, ssh: Ssh) -> Iterator[str]:
     start = f"nohup python -c '{HANGS}' > /dev/null 2>&1 & echo $!"
     process = ssh(sshd, start).stdout.strip()
     yield process
-    sshd.execute("kill", process)
+    sshd.execute("kill", process, user="dev")
 
 
 def test_py_spy_shows_where_a_process_hangs(sshd: Container, ssh: Ssh, hanging: str) -> None:
@@ -204,6 +208,18 @@ def test_py_spy_shows_where_a_process_hangs(sshd: Container, ssh: Ssh, hanging: 
         return ssh(sshd, f"/tools/py-spy dump --pid {hanging}").stdout
 
     wait_until(lambda: "waits_for_ever" in shown(), "py-spy to show the function", 20)
+
+
+def test_root_installs_strace_for_a_try_and_dev_traces_with_it(
+    sshd: Container, ssh: Ssh, hanging: str
+) -> None:
+    install = "apt-get update && apt-get install -y --no-install-recommends strace"
+    installed = ssh(sshd, install, user="root")
+    assert installed.returncode == 0, installed.stdout + installed.stderr
+    trace = f"timeout 2 strace -p {hanging}"
+    assert f"Process {hanging} attached" in ssh(sshd, trace).stderr
+    # docs/extending.md says: as `dev`.
+    assert "Operation not permitted" in ssh(sshd, trace, user="root").stderr
 
 
 def delete(container: Container, path: str) -> None:
