@@ -19,7 +19,12 @@ from entrypoints.doctor.gpu_watch import record_gpus  # noqa: E402
 from entrypoints.errors import EntrypointError, say  # noqa: E402
 from entrypoints.execute import execute  # noqa: E402
 from entrypoints.folders import give_image_folders, make_run_folder  # noqa: E402
-from entrypoints.identity import Identity, choose_identity, drop_privileges  # noqa: E402
+from entrypoints.identity import (  # noqa: E402
+    Identity,
+    choose_identity,
+    drop_privileges,
+    give_temporary_folder,
+)
 from entrypoints.mode import Mode, write_facts  # noqa: E402
 
 
@@ -62,6 +67,7 @@ def start(mode: Mode, words: list[str]) -> NoReturn:
     look(mode, identity)
     launch = mode.prepare(words, variables, identity)
     variables |= launch.environment
+    give_temporary_folder(variables, identity)
     if keeps_state:
         write_facts(mode, identity, launch)
         environment.write_session_environment(variables, identity)

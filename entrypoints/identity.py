@@ -1,7 +1,7 @@
 """Who runs: `dev` with the ids of the workspace's owner, or with those of $PUID and $PGID."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -109,6 +109,13 @@ def home_under_tmp(name: str) -> Path:
             "With a read-only root: --tmpfs /tmp --tmpfs /run, or a HOME that can be written to"
         ) from error
     return home
+
+
+def give_temporary_folder(environment: MutableMapping[str, str], identity: Identity) -> None:
+    """Set TMPDIR to the home where /tmp is read-only: Python would end with `No usable temporary
+    directory found`."""
+    if is_read_only(Path("/tmp")):
+        environment.setdefault("TMPDIR", str(identity.home))
 
 
 def drop_privileges(identity: Identity) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from entrypoints.identity import Identity
 from entrypoints.mode import Launch, Mode
+from entrypoints.paths import VENV
 
 
 class Train(Mode):
@@ -16,7 +17,8 @@ class Train(Mode):
     def prepare(
         self, words: Sequence[str], environment: Mapping[str, str], identity: Identity
     ) -> Launch:
-        return Launch(["amptrain", *words])
+        # By its path, as `jupyter`: a PATH of the caller's own may lack the venv.
+        return Launch([str(VENV / "bin/amptrain"), *words])
 
 
 MODE = Train()

@@ -175,8 +175,8 @@ def test_programs_run_where_nothing_but_a_home_can_be_written_to(
 ) -> None:
     """As Apptainer and pyxis start an image: read-only, as the caller, in the caller's home."""
     home = make_folder(tmp_path / "home", 12345)
-    options = [*READ_ONLY, *tmp, f"--volume={home}:/somewhere", "--workdir=/somewhere"]
-    who = "id -u; python -c 'import getpass, torch; print(getpass.getuser())'; echo x > made"
+    options = [*READ_ONLY, *tmp, f"--volume={home}:/somewhere"]
+    who = "id -u; python -c 'import getpass, torch; print(getpass.getuser())'; echo x > ~/made"
     done = run_once("bash", "-c", who, options=options)
     assert done.stdout.split() == ["12345", "user"], done.stderr
     assert (home / "made").stat().st_uid == 12345

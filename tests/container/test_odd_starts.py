@@ -154,6 +154,43 @@ def test_no_traceback(options: list[str]) -> None:
     assert done.stdout or done.stderr
 
 
+DOCTOR_AND_TRAIN = [
+    ["--ipc=none", "--network=none"],
+    ["--pids-limit=64", "--env=OMP_NUM_THREADS=abc"],
+    ["--ulimit=nofile=64:64", "--shm-size=1k"],
+    ["--ulimit=fsize=0"],
+    ["--read-only"],
+    ["--read-only", "--tmpfs=/tmp"],
+    ["--read-only", "--user=4242", "--env=HOME=/srv", "--tmpfs=/srv:uid=4242"],
+    ["--tmpfs=/workspace"],
+    ["--tmpfs=/workspace:ro"],
+    ["--tmpfs=/home/dev:ro", "--tmpfs=/tmp:ro"],
+    ["--cap-drop=ALL"],
+    ["--user=nobody"],
+    ["--env=PATH=/nowhere"],
+    ["--env=LANG=xx_YY", "--env=LC_ALL=nonsense", "--env=HOME="],
+    ["--volume=/dev/null:/etc/passwd"],
+]
+# One after the other in one container; the workspace may be read-only.
+BOTH = """
+start() { /usr/bin/python3 -I /opt/entrypoints "$@" 2>&1; echo "code $?"; }
+start doctor; start train --device cpu --max-steps 1 --name odd
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", DOCTOR_AND_TRAIN, ids=" ".join)
+def test_doctor_and_train_work_or_say_what_is_wrong(options: list[str]) -> None:
+    done = run_once("-c", BOTH, options=["--entrypoint=/bin/sh", "--shm-size=1g", *options])
+    doctor, trained = re.split(r"^code ", done.stdout, flags=re.MULTILINE)[:2]
+    assert "Traceback" not in done.stdout + done.stderr, done.stdout
+    assert "doctor: " in doctor, done.stdout
+    codes = re.findall(r"^code (\d+)$", done.stdout, re.MULTILINE)
+    assert codes[0] in "012", done.stdout
+    told = re.search(r"^(error|amptrain): \S.+", trained, re.MULTILINE)
+    assert codes[1] == "0" or told, done.stdout
+
+
 @pytest.mark.parametrize(
     ("place", "options"),
     [

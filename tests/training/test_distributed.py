@@ -14,7 +14,7 @@ from amptrain.checkpoint.store import CheckpointStore
 from amptrain.config import TrainConfig
 from amptrain.data.datasets import open_dataset
 from amptrain.data.order import ValidationBatches
-from amptrain.distributed import _interface
+from amptrain.distributed import _asked_threads, _interface
 from amptrain.model import build_model
 from amptrain.precision import resolve_precision
 
@@ -229,6 +229,16 @@ def test_threads_follow_the_cpus(make_config: Make) -> None:
         capture_output=True, text=True, check=True, env=env,
     )  # fmt: skip
     assert done.stdout.strip() == "1"
+
+
+@pytest.mark.parametrize(
+    ("asked", "threads"), [("3,2", 3), (" 2 ", 2), ("", None), ("abc", None), ("9" * 5000, None)]
+)
+def test_asked_threads_are_openmp_s(
+    asked: str, threads: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    assert _asked_threads() == threads
 
 
 @pytest.mark.parametrize(("asked", "threads"), [({}, "4"), ({"OMP_NUM_THREADS": "1"}, "1")])

@@ -156,10 +156,11 @@ def _asked_threads(processes: Path = Path("/proc")) -> int | None:
     """$OMP_NUM_THREADS, None where nobody set it but torchrun.
 
     torchrun gives several ranks one thread each, whatever CPUs there are, unless it is set already.
-    What torchrun itself was started with, /proc tells.
+    What torchrun itself was started with, /proc tells. OpenMP takes a list (4,2) for nested teams;
+    to what is no number its library says so itself, and counts the CPUs.
     """
-    threads = os.environ.get("OMP_NUM_THREADS")
-    if not threads:
+    threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    if not (threads.isdecimal() and 0 < len(threads) < 10):
         return None
     if threads == "1" and "TORCHELASTIC_RUN_ID" in os.environ:
         try:
