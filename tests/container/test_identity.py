@@ -156,7 +156,9 @@ def test_read_only_root_works_and_tells_what_it_needs(user: list[str], tmpfs: st
     for mode in ("jupyter", "ssh"):
         needed = run_once(mode, options=["--shm-size=1g", "--read-only", "--tmpfs=/tmp", *user])
         assert needed.returncode == 2
-        assert f": --tmpfs {tmpfs}" in needed.stderr
+        (error,) = [line for line in needed.stderr.splitlines() if line.startswith("error: ")]
+        assert f": --tmpfs {tmpfs}" in error
+        assert "(Apptainer: --writable-tmpfs)" in error
     who = "id -u; python -c 'import getpass; print(getpass.getuser())'; touch ~/made && echo ok"
     done = run_once(
         "bash", "-c", who, options=["--read-only", "--tmpfs=/tmp", f"--tmpfs={tmpfs}", *user]

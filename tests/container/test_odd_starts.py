@@ -217,6 +217,10 @@ def test_tmpfs_of_root_is_told_with_the_option_that_gives_it(
     assert run_once("sh", "-c", make, options=mended).stdout == "mine\n"
 
 
+def test_train_is_found_whatever_path_the_caller_sets() -> None:
+    assert run_once("train", "--help", options=["--env=PATH=/usr/bin:/bin"]).returncode == 0
+
+
 def test_without_shared_memory_the_flag_is_told() -> None:
     done = run_once("train", "--help", options=["--ipc=none"])
     assert done.returncode == 0
