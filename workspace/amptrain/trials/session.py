@@ -21,6 +21,7 @@ from amptrain.data.order import Order, TrainBatches
 from amptrain.distributed import Processes
 from amptrain.loss import make_loss
 from amptrain.report.log import RunLog
+from amptrain.signals import StopSignal
 from amptrain.step import MicroBatch, PendingOutcome, backward, update
 from amptrain.trials.process import Effort
 from amptrain.trials.search import SMALLEST
@@ -144,7 +145,7 @@ class Session:
             config = replace(self.config, run=run)
             config.run_dir.mkdir()
             order = self.order(len(data.train))
-            feed = Feed(config, data, order, self.processes, self.state.memory_format)
+            feed = Feed(config, data, order, self.processes, self.state.memory_format, StopSignal())
             feed.open(0, ENDLESS, RunLog(config.run_dir, ENDLESS, enabled=False))
             try:
                 yield feed
