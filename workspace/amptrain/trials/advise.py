@@ -20,9 +20,7 @@ MUCH_WAITING = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class AdviseConfig:
-    """Find the fastest precision, memory format, compile and workers for one model here, and print
-    the command line that uses them. What is learned stays the same but for rounding: the global
-    batch size is not touched."""
+    """Find the fastest settings for one model on this machine, as a command line."""
 
     train: TrainConfig = field(default_factory=TrainConfig)
     repeats: int = 2
