@@ -8,7 +8,7 @@ import pytest
 
 from tests.container.conftest import KeyPair, Ssh
 from tests.container.test_jupyter import ask, run_in_kernel
-from tests.support import Container, run_once, started, wait_until
+from tests.support import TORCH, Container, run_once, started, wait_until
 
 AWKWARD = 'it\'s "quoted" $HOME `id` \\ and\nhas a second line'
 DUMP = "import json, os; print(json.dumps({n: os.environ.get(n) for n in %r}))"
@@ -19,6 +19,7 @@ NAMES = [
     "OMP_NUM_THREADS",
     "NVIDIA_DRIVER_CAPABILITIES",
     "PIP_CONSTRAINT",
+    "PYTORCH_VERSION",
     "LANG",
     "SHELL",
 ]
@@ -36,6 +37,7 @@ def expected() -> dict[str, str]:
         "OMP_NUM_THREADS": "2",
         "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
         "PIP_CONSTRAINT": "/opt/constraints.txt",
+        "PYTORCH_VERSION": TORCH,
         "LANG": "C.UTF-8",
         "SHELL": "/bin/bash",
     }

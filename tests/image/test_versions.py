@@ -68,6 +68,8 @@ def test_labels_and_defaults() -> None:
     assert config["Cmd"] == ["jupyter"]
     assert config["Entrypoint"][0] == "/usr/bin/tini"
     assert set(config["ExposedPorts"]) == {"8888/tcp", "2222/tcp"}
+    # enroot's hook for PyTorch looks here, before it sets MASTER_ADDR and RANK from Slurm.
+    assert f"PYTORCH_VERSION={VERSIONS['TORCH']}" in config["Env"]
 
 
 def test_vs_code_attaches_as_dev() -> None:
