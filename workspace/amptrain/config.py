@@ -24,6 +24,7 @@ else:
 AugmentName = Literal["none", "flip", "randaugment", "trivialaugment"]
 ScheduleName = Literal["cosine", "step", "constant", "one-cycle"]
 LossName = Literal["cross-entropy", "bce"]
+ParallelName = Literal["ddp", "fsdp"]
 WARMUP_EPOCHS = 2.0
 
 Plain = bool | int | float | str | None
@@ -197,6 +198,9 @@ class ModelConfig:
     grad_checkpointing: bool = False
     """Compute the inside of each block again in the backward pass in place of keeping it: less
     memory, more time, the same step."""
+    parallel: ParallelName = "ddp"
+    """Several processes: with ddp each holds the whole model; with fsdp its part of all parameters,
+    gradients and optimizer values, for models too large for one GPU."""
     find_unused_parameters: bool = False
     """Several processes: allow parameters that do not take part in each step; slower."""
 
@@ -206,6 +210,16 @@ class ModelConfig:
             "--grad-checkpointing and --compile do not go together: torch.compile decides by "
             "itself what it computes again. Leave one of them out.",
         )
+        if self.parallel == "fsdp":
+            require(
+                not self.compile,
+                "--parallel fsdp and --compile do not go together: amptrain compiles a whole model "
+                "at once, and fsdp gathers it block by block. Leave one of them out.",
+            )
+            require(
+                not self.find_unused_parameters,
+                "--find-unused-parameters is a setting of --parallel ddp. Leave it out with fsdp.",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -384,6 +398,19 @@ class TrainConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
+
+    def __post_init__(self) -> None:
+        if self.model.parallel == "fsdp":
+            require(
+                self.optim.ema_decay is None,
+                "--parallel fsdp and --ema-decay do not go together: the average would be a whole "
+                "second model in each process. Leave one of them out.",
+            )
+            require(
+                self.optim.optimizer != "sgd" or not self.optim.fused,
+                "--parallel fsdp has no fused SGD: torch's kernel does not take sharded "
+                "parameters. Add --no-fused, or take --optimizer adamw.",
+            )
 
     @property
     def model_name(self) -> str:

@@ -12,17 +12,17 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from amptrain.errors import ConfigError
+from amptrain.model import blocks
 
 
 def checkpoint_gradients(model: nn.Module) -> int:
     """Let `model`'s blocks compute again in the backward pass; returns how many there are. The
     names of its parameters stay.
 
-    A block is a module with children in an nn.Sequential or nn.ModuleList: ResNet's bottlenecks,
-    ViT's encoder blocks. Where there is none, as in VGG, each Sequential of n layers is cut into
-    √n parts (Chen et al., arXiv:1604.06174). Raises ConfigError for a model with neither.
+    Where there are no blocks, as in VGG, each Sequential of n layers is cut into √n parts (Chen et
+    al., arXiv:1604.06174). Raises ConfigError for a model with neither.
     """
-    found = list(_blocks(model))
+    found = list(blocks(model))
     for block in found:
         _replace_forward(block, _recomputed(block.forward, [block]))
     if found:
@@ -42,17 +42,6 @@ def checkpoint_gradients(model: nn.Module) -> int:
             "of modules. Put its blocks into one, or leave the flag out."
         )
     return parts
-
-
-def _blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """The outermost modules with children of a Sequential or ModuleList below `module`."""
-    containers = (nn.Sequential, nn.ModuleList)
-    for child in module.children():
-        is_block = isinstance(module, containers) and not isinstance(child, containers)
-        if is_block and any(child.children()):
-            yield child
-        else:
-            yield from _blocks(child)
 
 
 def _replace_forward(module: nn.Module, forward: Callable[..., Any]) -> None:

@@ -60,6 +60,8 @@ def out_of_memory(error: BaseException, config: TrainConfig, world_size: int) ->
         if more is not None
         else ""
     )
+    if world_size > 1 and config.model.parallel == "ddp":
+        same += "--parallel fsdp shares parameters and optimizer values out over the processes. "
     return TrainingError(
         f"Out of memory: {found} {same}"
         f"A smaller --global-batch-size (now {optim.global_batch_size}), --image-size or --model "

@@ -3,6 +3,7 @@
 import difflib
 import hashlib
 import inspect
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -129,6 +130,18 @@ def head_name(model: nn.Module) -> str:
             "The model has no linear layer and no convolution that could be its head."
         )
     return str(names[-1])
+
+
+def blocks(model: nn.Module) -> Iterator[nn.Module]:
+    """The outermost modules with children of an nn.Sequential or nn.ModuleList: ResNet's
+    bottlenecks, ViT's encoder blocks. What is done to a model block by block goes by this."""
+    containers = (nn.Sequential, nn.ModuleList)
+    for child in model.children():
+        is_block = isinstance(model, containers) and not isinstance(child, containers)
+        if is_block and any(child.children()):
+            yield child
+        else:
+            yield from blocks(child)
 
 
 def freeze_backbone(model: nn.Module) -> None:

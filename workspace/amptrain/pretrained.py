@@ -16,6 +16,7 @@ from amptrain.errors import ConfigError
 from amptrain.inference.model_file import BEST, LAST, find_model, read_info, read_metadata
 from amptrain.inference.model_file import read_tensors as read_safetensors
 from amptrain.model import head_name
+from amptrain.sharding import load_model
 
 ENDINGS = (".safetensors", ".pth", ".pt", ".bin", ".ckpt")
 NESTED = ("state_dict_ema", "model_ema", "ema", "state_dict", "model_state_dict", "model")
@@ -174,7 +175,7 @@ def load_weights(model: nn.Module, start: StartWeights, classes: tuple[str, ...]
             f"it is of another one. It has {', '.join(list(given)[:3])}, …; the model has "
             f"{', '.join(list(own)[:3])}, …"
         )
-    model.load_state_dict(taken, strict=False)
+    load_model(model, taken, strict=False)
     return _sentence(start.source, taken, given, own, head)
 
 

@@ -9,7 +9,9 @@ from functools import reduce
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -164,6 +166,9 @@ def backward(
     losses = []
     for batch in batches:
         # Processes exchange gradients once, with the last micro-batch.
+        sync = getattr(model, "set_requires_gradient_sync", None)
+        if sync is not None:  # an FSDPModule, whose import takes a second
+            sync(batch.last)
         alone = isinstance(model, DistributedDataParallel) and not batch.last
         with model.no_sync() if alone else nullcontext():  # type: ignore[operator]
             with precision.autocast():
@@ -174,7 +179,7 @@ def backward(
     overflow = precision.unscale(optimizer)
     names, parameters = _with_gradient(model, optimizer)
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norms = torch.stack(torch._foreach_norm(gradients))
+    norms = _norms(gradients)
     norm = torch.linalg.vector_norm(norms)
     return Gradients(
         names=names,
@@ -221,6 +226,18 @@ def update(
     # All in one copy to the host.
     told = torch.cat([torch.stack(values), gradients.norms])
     return PendingOutcome(gradients.found_inf, told, gradients.names)
+
+
+def _norms(gradients: list[Tensor]) -> Tensor:
+    """Norm of each whole gradient, (len(gradients),). Of a sharded model each process has a part
+    of each, and all take part."""
+    parts = [item.to_local() if isinstance(item, DTensor) else item for item in gradients]
+    norms = torch.stack(torch._foreach_norm(parts))
+    if isinstance(gradients[0], DTensor):
+        norms.square_()
+        dist.all_reduce(norms, group=gradients[0].device_mesh.get_group())
+        norms.sqrt_()
+    return norms
 
 
 def _with_gradient(model: nn.Module, optimizer: Optimizer) -> tuple[list[str], list[nn.Parameter]]:

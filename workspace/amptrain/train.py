@@ -172,7 +172,9 @@ class Trainer:
         self.feed = Feed(config, self.task, self.order, processes, self.state.memory_format, stop)
         if config.model.compile:
             self.state.model.compile()  # in place, so that names in checkpoints stay the same
-        self.parallel = processes.wrap(self.state.model, config.model.find_unused_parameters)
+        self.parallel = self.state.model
+        if not self.state.is_sharded:
+            self.parallel = processes.wrap(self.state.model, config.model.find_unused_parameters)
         processes.set_threads(self.order.micro_batch, self.task.shape)
         if processes.is_main:
             (config.run_dir / RESULT).unlink(missing_ok=True)  # of fewer epochs than these
@@ -240,8 +242,7 @@ class Trainer:
                     self.save()
         broken = self.feed.count_broken()
         self._write_model(LAST)
-        if self.processes.is_main:
-            finish(self.config, self.task, self.order, self.state, broken, self.report.log)
+        finish(self.config, self.task, self.order, self.state, broken, self.report.log)
         if self.checkpoints.saved_step < progress.step:
             raise CheckpointError(
                 "Trained to the end, but the last checkpoint of this run is of step "
@@ -368,6 +369,7 @@ class Trainer:
                 processes=self.processes,
                 stop_asked=lambda: self.stop.number is not None,
                 loss=self.config.optim.loss,
+                idle=self.state.idle_images(self.task.shape),
             )
         if result is None:
             return False
@@ -414,12 +416,14 @@ class Trainer:
             raise
 
     def _write_model(self, name: str) -> None:
-        """The judged weights as a file one can use. A failure is said, and ends no run."""
+        """The judged weights as a file one can use. A failure is said, and ends no run. All
+        processes call this."""
+        judged = self.state.whole(self.state.judged)
         if not self.processes.is_main:
             return
         try:
             info = saved_info(self.config, self.task, self.state, self._epoch)
-            write_model(self.config.run_dir / name, self.state.judged, info)
+            write_model(self.config.run_dir / name, judged, info)
         except TrainingError as error:
             self.report.log.message(str(error))
 

@@ -23,11 +23,14 @@ def validate(
     processes: Processes,
     stop_asked: Callable[[], bool],
     loss: LossName = "cross-entropy",
+    idle: Tensor | None = None,
 ) -> tuple[float, float] | None:
     """(mean loss, accuracy) over the images of all processes, each counted once; None if asked to
     stop. For images of several labels the second is the micro-F1, see `parts_right`.
 
     Raises TrainingError, in all processes, if one meets an image that cannot be read.
+
+    `idle` are images for a process that has no batch left, where the others compute only with it.
 
     Under the same autocast as training: in FP32 it would be slow, and measure another model.
     `max_batches` is the number of batches of the process that has the most; all ask for a stop that
@@ -47,6 +50,9 @@ def validate(
         if stop:
             return None
         if batch is None or not len(batch.inputs):
+            if idle is not None:
+                with precision.autocast():
+                    model(idle)
             continue
         with precision.autocast():
             logits = model(batch.inputs)

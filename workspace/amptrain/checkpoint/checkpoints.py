@@ -30,11 +30,14 @@ class Checkpoints:
         found = None
         if loaded is not None:  # rank 0 alone reads, as it soon writes the same files
             began_with = contents.read(self.run_dir)
-            found = (loaded.state, loaded.messages, str(loaded.path), began_with)
+            told = self.state.told_to_others(loaded.state)
+            found = (told, loaded.messages, str(loaded.path), began_with)
         found = self.processes.broadcast_object(found)
         if found is None:
             return []
         state, messages, path, began_with = found
+        if loaded is not None:
+            state = loaded.state
         self.is_known_data = began_with is not None and began_with == data
         messages = [*messages, *contents.check(began_with, data)]
         try:

@@ -1,12 +1,13 @@
 """What a run consists of between two steps: all that is saved, and built from the settings before
 it is loaded."""
 
+import copy
 import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from amptrain.checkpoint.resume import (
     check_changes,
@@ -25,6 +26,7 @@ from amptrain.model import build_model, freeze_backbone, frozen_norms
 from amptrain.optim import build_optimizer
 from amptrain.precision import resolve_precision
 from amptrain.pretrained import StartWeights, load_weights
+from amptrain.sharding import emptied, gathered, load_model, load_optimizer, outline, shard
 from amptrain.step import BufferGuard
 
 
@@ -94,9 +96,14 @@ class TrainState:
             if processes.device.type != "cuda":
                 raise ConfigError("--sync-batchnorm needs CUDA devices; torch has none for CPUs.")
             self.model = nn.SyncBatchNorm.convert_sync_batchnorm(self.model)
-        self.model.to(processes.device)
-        self.model.to(memory_format=self.memory_format)  # type: ignore[call-overload]  # torch's stub lacks it
         self.model = self.precision.convert(self.model)
+        self.is_sharded = config.model.parallel == "fsdp" and processes.world_size > 1
+        self._outline = outline(self.model) if self.is_sharded else None
+        if self.is_sharded:
+            shard(self.model, self.precision, processes)
+        else:
+            self.model.to(processes.device)
+            self.model.to(memory_format=self.memory_format)  # type: ignore[call-overload]  # torch's stub lacks it
         seed_all(config.run.seed, processes.rank)
         self.ema = Ema(self.model) if config.optim.ema_decay is not None else None
         if config.model.grad_checkpointing:  # after the averaged model, which is not trained
@@ -110,6 +117,23 @@ class TrainState:
     def judged(self) -> nn.Module:
         """The model that is validated, and used afterwards: the averaged one, if there is one."""
         return self.model if self.ema is None else self.ema.model
+
+    def whole(self, model: nn.Module) -> nn.Module:
+        """`model`, or of a sharded one a copy with whole weights on the CPU: for rank 0, all
+        processes call this."""
+        if self._outline is None:
+            return model
+        keep = self.processes.is_main
+        state = gathered(model.state_dict(), keep)
+        whole = copy.deepcopy(self._outline)
+        if keep:
+            whole.load_state_dict(state, assign=True)
+        return whole
+
+    def idle_images(self, shape: tuple[int, int, int]) -> Tensor | None:
+        """What a sharded model is called with in a process that has no images: the others gather
+        its parameters from it."""
+        return torch.zeros(1, *shape, device=self.processes.device) if self.is_sharded else None
 
     @property
     def is_stopped_early(self) -> bool:
@@ -143,10 +167,14 @@ class TrainState:
         """All that the next steps depend on, as tensors and plain types. All processes call
         this."""
         self.share_buffers()
+        model, optimizer = self.model.state_dict(), self.optimizer.state_dict()
+        if self.is_sharded:
+            keep = self.processes.is_main
+            model, optimizer = gathered(model, keep), gathered(optimizer, keep)
         return {
-            "model": self.model.state_dict(),
+            "model": model,
             "ema": None if self.ema is None else self.ema.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": optimizer,
             "precision": self.precision.name,
             "scaler": self.precision.state_dict(),
             "progress": asdict(self.progress),
@@ -156,6 +184,13 @@ class TrainState:
             "steps_per_epoch": self.steps_per_epoch,
             "config": flatten(self.config),
         }
+
+    def told_to_others(self, state: dict[str, Any]) -> dict[str, Any]:
+        """What other processes than rank 0 need of a checkpoint: all, but of what is sharded the
+        shapes, as they get their parts one by one."""
+        if not self.is_sharded:
+            return state
+        return {**state, **{name: emptied(state[name]) for name in ("model", "optimizer")}}
 
     def load_state_dict(self, state: dict[str, Any]) -> list[str]:
         """Continue from `state_dict()`. Returns sentences about what is not as it was; ConfigError
@@ -167,14 +202,14 @@ class TrainState:
             saved_steps=state["steps_per_epoch"],
             steps=self.steps_per_epoch,
         )
-        self.model.load_state_dict(state["model"])
+        load_model(self.model, state["model"])
         if self.ema is not None:
             self.ema.model.load_state_dict(state["ema"])
         settings = [
             {k: v for k, v in group.items() if k != "params"}
             for group in self.optimizer.param_groups
         ]
-        self.optimizer.load_state_dict(state["optimizer"])
+        load_optimizer(self.optimizer, state["optimizer"])
         for group, setting in zip(self.optimizer.param_groups, settings, strict=True):
             group.update(setting)  # those of today, which are announced if they changed
         if state["precision"] == self.precision.name:
@@ -189,6 +224,8 @@ class TrainState:
         self.window = self._own_window(state.get("window"))
         if self.processes.rank < len(state["rng"]):
             set_rng_state(state["rng"][self.processes.rank], self.processes.device)
+        if self.is_sharded:
+            self.share_buffers()
         return messages
 
     def _own_window(self, saved: list[dict[str, Any]] | None) -> OpenWindow:

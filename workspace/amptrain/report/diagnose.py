@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from amptrain.precision import Precision
 
@@ -23,6 +24,13 @@ def diagnose(model: nn.Module, precision: Precision, images: Tensor, parameter: 
         return (
             f"The input is not finite: {bad} of {images.numel()} values of the batch. "
             "Look at the data."
+        )
+    if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
+        # All processes would have to compute together, and this may be the only one.
+        return (
+            f"The input of this process is finite; the gradient of {parameter} is not. Use a lower "
+            "--lr or --max-grad-norm 1, or --precision bf16 or fp32. (With --parallel ddp it is "
+            "told where it began.)"
         )
     for name, weight in [*model.named_parameters(), *model.named_buffers()]:
         if not torch.isfinite(weight).all():

@@ -6,8 +6,10 @@ from amptrain.checkpoint.state import TrainState
 from amptrain.config import TrainConfig
 from amptrain.data.datasets import Dataset
 from amptrain.data.order import Order
+from amptrain.model import blocks
 from amptrain.precision import Precision, has_bf16
 from amptrain.schedule import total_steps
+from amptrain.sharding import held
 
 
 def introduction(
@@ -26,6 +28,7 @@ def introduction(
         f"{counted(workers, 'loader worker')} in each process.",
         f"A step takes {config.optim.global_batch_size} images: {counted(world, 'process')} × "
         f"{counted(config.optim.grad_accum_steps, 'micro-batch')} × {part} images.",
+        *shared_out(state),
         rates(config),
         *mixed(config),
         *slow_on_cpu(config.precision.precision, state.precision, device),
@@ -36,6 +39,18 @@ def counted(count: int, noun: str) -> str:
     """`1 process`, `2 processes`."""
     plural = "es" if noun.endswith(("s", "ch")) else "s"
     return f"{count} {noun}{'' if count == 1 else plural}"
+
+
+def shared_out(state: TrainState) -> list[str]:
+    """Of a sharded model, what each process holds."""
+    if not state.is_sharded:
+        return []
+    own, whole = held(state.model)
+    return [
+        f"Parameters, gradients and optimizer values are shared out (FSDP) by "
+        f"{counted(len(list(blocks(state.model))), 'block')} and the rest: this process holds "
+        f"{own:,} of {whole:,} elements."
+    ]
 
 
 def rates(config: TrainConfig) -> str:

@@ -33,6 +33,7 @@ NO_INFLUENCE = {
         "save_every",
     ),
     *("keep_checkpoints", "device", "skip_broken", "grad_checkpointing"),
+    "parallel",
 }
 """Settings that change nothing in a run that is over. `data` is among them since the same data may
 lie at another path."""
@@ -47,7 +48,10 @@ LENGTH = {"epochs", "max_steps", "early_stop_patience"}
 def finish(
     config: TrainConfig, task: Dataset, order: Order, state: TrainState, broken: int, log: RunLog
 ) -> None:
-    """Write `result.json` and say how the run went. For rank 0."""
+    """Write `result.json` and say how the run went. All processes call this; rank 0 writes."""
+    weights = state.whole(state.model)
+    if not state.processes.is_main:
+        return
     progress = state.progress
     device = state.processes.device
     seen = order.images_until(progress.step)
@@ -72,7 +76,7 @@ def finish(
         "world_size": state.processes.world_size,
         "torch": torch.__version__,
         "torchvision": torchvision.__version__,
-        "weights_sha256": weights_sha256(state.model),
+        "weights_sha256": weights_sha256(weights),
     }
     atomic_write(config.run_dir / RESULT, json.dumps(result, indent=2) + "\n")
     log.message(result_line(result))

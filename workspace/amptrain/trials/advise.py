@@ -43,7 +43,7 @@ class Tried:
 
 def advise(config: AdviseConfig) -> int:
     """`amptrain advise`. Raises ConfigError, and TrainingError where nothing runs."""
-    require_alone("advise")
+    require_alone("advise", config.train)
     known = facts(config.train)
     print(
         f"{config.train.model_name} on {known.device}, {config.train.optim.global_batch_size} "

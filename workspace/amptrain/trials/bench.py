@@ -67,7 +67,7 @@ def default_bench() -> TrainConfig:
 
 def bench(config: BenchConfig) -> int:
     """`amptrain bench`. Raises ConfigError, and TrainingError where nothing could be measured."""
-    require_alone("bench")
+    require_alone("bench", config.train)
     config.output.mkdir(parents=True, exist_ok=True)  # a folder it may not write is told now
     known = facts(config.train)
     train = with_quick_batch(config.train, known) if config.quick else config.train

@@ -25,8 +25,8 @@ class FindBatchConfig:
 
 def find_batch(config: FindBatchConfig) -> int:
     """`amptrain find-batch`. Raises ConfigError, and TrainingError where nothing fits."""
-    require_alone("find-batch")
     train = config.train
+    require_alone("find-batch", train)
     known = facts(train)
     shape = "×".join(map(str, known.shape))
     print(

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from amptrain.config import TrainConfig, flatten
+from amptrain.config import TrainConfig, flatten, require
 from amptrain.errors import ConfigError, TrainingError
 
 GIB = 2**30
@@ -88,10 +88,14 @@ class Killed(TrainingError):
     """A trial was ended by a signal."""
 
 
-def require_alone(command: str) -> None:
-    """Raise ConfigError under torchrun."""
+def require_alone(command: str, config: TrainConfig) -> None:
+    """Raise ConfigError for what takes several processes."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError(f"{command} starts processes of its own: call it without torchrun.")
+    require(
+        config.model.parallel == "ddp",
+        f"{command} tries one process, in which --parallel fsdp shares nothing out. Leave it out.",
+    )
 
 
 def facts(config: TrainConfig) -> Facts:
