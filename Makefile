@@ -2,7 +2,7 @@
 PYTHON ?= python3
 export TORCH # make build TORCH=2.7.0: another folder of locks
 .DEFAULT_GOAL := help
-.PHONY: help jupyter ssh shell train multinode check test test-scale bench build release-image lock clean
+.PHONY: help jupyter ssh shell train multinode check test test-scale bench soak build release-image lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ bench: ## measure sizes per layer, start, stop and training times (the tables of
 
 test-scale: ## train on real clusters made of containers: torchrun's nodes, Slurm, Kubernetes' pods
 	@$(PYTHON) -m host.test tests/scale $(ARGS)
+
+soak: ## the long run: kills, logins and kernels for MINUTES (10), and what grew meanwhile
+	@$(PYTHON) -m benchmarks.soak --minutes $(or $(MINUTES),10)
 
 build: ## build the image pytorch-cuda:v2.6
 	@$(PYTHON) -m host.build $(ARGS)
