@@ -3,6 +3,7 @@ scripts write them, as Markdown: the same model, batch, precision, one thread, i
 step, in one process of the image.
 
     python3 -m benchmarks.peers [--quick] [--models small_cnn resnet18] [--seconds 60]
+    python3 -m benchmarks.peers --loading [--quick] [--seconds 60]: from JPEG files to a batch
 
 The peers of requirements.txt are installed into a layer on top of the image, IMAGE-peers, for this
 alone. Speeds are ratios to the bare loop, above 1 is faster, with a 95 % interval.
@@ -36,8 +37,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS[:2]))
-    parser.add_argument("--seconds", type=float, default=60.0, help="for each model and precision")
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, help="for each table row or model and precision"
+    )
     parser.add_argument("--quick", action="store_true", help="10 seconds for each")
+    parser.add_argument("--loading", action="store_true", help="measure loaders, not steps")
     asked = parser.parse_args()
     client = require_engine()
     dockerfile = ["--file", "-", "--tag", PEERS, "--quiet", *build_secrets(), str(HERE)]
@@ -54,6 +58,9 @@ def main() -> None:
     ]
     run = [client, "run", "--rm", "--env=PYTHONPATH=/bench:/workspace", *mounts, PEERS]
     seconds = "10" if asked.quick else str(asked.seconds)
+    if asked.loading:
+        subprocess.run([*run, "python", "-m", "benchmarks.peers.loading", seconds], check=True)
+        return
     for model in asked.models:
         for precision in ("fp32", "bf16"):
             inside = ["python", "-m", "benchmarks.peers.inside", model, precision, seconds]
