@@ -103,7 +103,7 @@ class Processes:
             find_unused_parameters=find_unused_parameters,
         )
 
-    def share(self, tensors: list[Tensor]) -> None:
+    def broadcast_tensors(self, tensors: list[Tensor]) -> None:
         """Rank 0's values for all, in place."""
         if self._control is not None:
             with self._peers():

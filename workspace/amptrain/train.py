@@ -359,7 +359,7 @@ class Trainer:
         validates."""
         self._settle()
         state, progress = self.state, self.state.progress
-        state.share_buffers()
+        state.broadcast_buffers()
         with self.report.monitor.paused(), self._saved_if_broken():
             result = validate(
                 state.judged,

@@ -156,17 +156,17 @@ class TrainState:
             self.ema.model.load_state_dict(self.model.state_dict())
         return text
 
-    def share_buffers(self) -> None:
+    def broadcast_buffers(self) -> None:
         """Rank 0's BatchNorm statistics for all: they are what a checkpoint holds, and what is to
         be validated."""
-        self.processes.share(list(self.model.buffers()))
+        self.processes.broadcast_tensors(list(self.model.buffers()))
         if self.ema is not None:
-            self.processes.share(list(self.ema.model.buffers()))
+            self.processes.broadcast_tensors(list(self.ema.model.buffers()))
 
     def state_dict(self) -> dict[str, object]:
         """All that the next steps depend on, as tensors and plain types. All processes call
         this."""
-        self.share_buffers()
+        self.broadcast_buffers()
         model, optimizer = self.model.state_dict(), self.optimizer.state_dict()
         if self.is_sharded:
             keep = self.processes.is_main
@@ -225,7 +225,7 @@ class TrainState:
         if self.processes.rank < len(state["rng"]):
             set_rng_state(state["rng"][self.processes.rank], self.processes.device)
         if self.is_sharded:
-            self.share_buffers()
+            self.broadcast_buffers()
         return messages
 
     def _own_window(self, saved: list[dict[str, Any]] | None) -> OpenWindow:
