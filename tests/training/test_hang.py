@@ -121,6 +121,33 @@ def test_a_run_whose_data_hang_is_stopped_and_loses_nothing(
     assert lines_of(run_dir) == lines_of(folder / "whole")
 
 
+def test_two_ranks_end_in_time_where_one_waits_for_data(folder: Path) -> None:
+    """The other one is in the exchange of gradients, and can save nothing."""
+    order = Order(IMAGES, BATCH, seed=0, accumulate=MICRO_BATCHES, world_size=2)
+    index = order.micro_batches(HANGS_IN, rank=1)[0].keys[0][1]
+    reached = folder / "pipe.reached"
+    reached.unlink(missing_ok=True)
+    line = [*command(folder, "ranks", 0), "--save-every", "1"]
+    rendezvous = ["--standalone", "--nproc-per-node", "2"]
+    line[1:3] = ["-m", "torch.distributed.run", *rendezvous, "-m", "amptrain"]
+    variables = {**os.environ, "PIPE": str(folder / "pipe"), "HANGS": f"train {index}"}
+    with subprocess.Popen(
+        line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=variables
+    ) as process:
+        try:
+            wait_for(reached.exists)
+            time.sleep(1)
+            process.send_signal(signal.SIGTERM)
+            _, error = process.communicate(timeout=GRACE_S)
+        finally:
+            process.kill()
+    assert process.returncode != 0
+    assert "Stopped as asked, while rank 1 waited for data that did not come." in error
+    assert f"The same command continues at step {HANGS_IN}." in error
+    done = subprocess.run(line, check=True, capture_output=True, text=True)
+    assert f"Continuing at step {HANGS_IN}" in done.stdout
+
+
 def test_killed_processes_leave_no_hanging_worker_behind(folder: Path) -> None:
     """It is not at a place where it would see that its parent is gone."""
     reached = folder / "pipe.reached"
