@@ -87,6 +87,8 @@ FROM tools AS final
 ARG TORCH
 # NVIDIA_VISIBLE_DEVICES stays unset: in the image it would hand every GPU to every container where nvidia is the default
 # runtime. cuda>=12.0, not 12.4: drivers from 525 on run cu124 wheels. PYTORCH_VERSION wakes enroot's Slurm hook.
+# TORCH_DISABLE_…: else torchrun keeps the address of the first rank 0's store for good, and ranks that it starts again
+# after a death never meet.
 ENV PATH=/opt/venv/bin:/home/dev/.local/bin:/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin \
     VIRTUAL_ENV=/opt/venv \
     SHELL=/bin/bash \
@@ -95,7 +97,8 @@ ENV PATH=/opt/venv/bin:/home/dev/.local/bin:/usr/local/bin:/usr/bin:/bin:/usr/lo
     PIP_CONSTRAINT=/opt/constraints.txt \
     PIP_DISABLE_PIP_VERSION_CHECK=1 \
     UV_CONSTRAINT=/opt/constraints.txt \
-    PYTORCH_VERSION=${TORCH}
+    PYTORCH_VERSION=${TORCH} \
+    TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 COPY container/etc/ /etc/
 COPY --chmod=755 container/build/finish /tmp/finish
 RUN --mount=type=bind,source=requirements/torch-${TORCH},target=/requirements /tmp/finish && rm /tmp/finish

@@ -20,6 +20,7 @@ NAMES = [
     "NVIDIA_DRIVER_CAPABILITIES",
     "PIP_CONSTRAINT",
     "PYTORCH_VERSION",
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
     "LANG",
     "SHELL",
 ]
@@ -38,6 +39,7 @@ def expected() -> dict[str, str]:
         "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
         "PIP_CONSTRAINT": "/opt/constraints.txt",
         "PYTORCH_VERSION": TORCH,
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         "LANG": "C.UTF-8",
         "SHELL": "/bin/bash",
     }
