@@ -268,7 +268,7 @@ def test_every_link_to_a_file_leads_somewhere(readme: str) -> None:
     assert not missing
 
 
-def test_every_variable_of_the_compose_file_is_in_the_readmes() -> None:
+def test_every_variable_of_the_compose_file_is_in_the_readmes_and_the_example() -> None:
     names = set(
         re.findall(
             r"\$\{(\w+)|^ {2,6}([A-Z][A-Z_]+):",
@@ -277,7 +277,7 @@ def test_every_variable_of_the_compose_file_is_in_the_readmes() -> None:
         )
     )
     variables = {name for pair in names for name in pair if name}
-    for readme in READMES:
+    for readme in (*READMES, ".env.example"):
         text = (ROOT / readme).read_text()
         missing = {name for name in variables if name not in text and not name.endswith("_FILE")}
         assert not missing, readme
