@@ -1,6 +1,7 @@
 """How runs end: done, refused, or with a sentence about a broken image or a worker that died."""
 
 import json
+import signal
 import subprocess
 import sys
 from contextlib import closing
@@ -234,3 +235,40 @@ def test_a_program_that_does_not_close_its_feed_ends(
         check=True,
     )
     assert "end of the program" in done.stdout
+
+
+def test_more_epochs_after_the_end_announce_the_jump_of_the_rate(
+    make_config: Make, messages: list[str]
+) -> None:
+    config = make_config(precision="fp32", lr=1e-3)
+    assert train(config) == 0
+    assert train(make_config(precision="fp32", lr=1e-3, epochs=4)) == 0
+    (text,) = [message for message in messages if "learning rate jumps" in message]
+    before, now = (float(word.rstrip(",")) for word in text.split() if word[0].isdigit())
+    assert now > 2 * before > 0
+    assert now == pytest.approx(1e-3, rel=0.5)
+
+
+@pytest.mark.parametrize("words", [["verify-resume"], ["predict", "run", "images"]])
+def test_ctrl_c_gives_no_traceback(words: list[str], tmp_path: Path) -> None:
+    """While torch is imported, which takes a second."""
+    line = [sys.executable, "-m", "amptrain", *words]
+    with subprocess.Popen(line, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as run:
+        wait_for(lambda: "libtorch" in Path(f"/proc/{run.pid}/maps").read_text())
+        run.send_signal(signal.SIGINT)
+        _, errors = run.communicate(timeout=20)
+    assert (run.returncode, errors) == (130, "amptrain: Stopped by Ctrl-C.\n")
+
+
+def test_a_reader_of_a_table_that_goes_away_gives_no_traceback() -> None:
+    """`amptrain train --help | head -1`."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "amptrain", "train", "--help"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as run:
+        assert run.stdout is not None
+        assert run.stderr is not None
+        run.stdout.close()
+        errors = run.stderr.read()
+    assert (run.returncode, errors) == (141, b"")

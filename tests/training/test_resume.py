@@ -174,6 +174,16 @@ def test_a_window_is_shared_out_to_another_number_of_processes(make_config: Make
     assert asdict(state._own_window(saved)) == {**one, "losses": 4.0}
 
 
+def test_a_change_in_the_warm_up_tells_of_no_jump_of_the_rate(
+    make_config: Make, messages: list[str]
+) -> None:
+    """There the rate doubles from step to step, by the schedule."""
+    run_to(make_config(precision="fp32", label_smoothing=0.1), 1)
+    run_to(make_config(precision="fp32", label_smoothing=0.2), 2)
+    assert any("Changed since the checkpoint: label_smoothing" in text for text in messages)
+    assert not any("learning rate jumps" in text for text in messages)
+
+
 def test_skips_in_a_row_are_counted_over_a_stop(make_config: Make) -> None:
     part = run_to(make_config(), 3, spoil=frozenset({1, 2}))
     assert part.state.progress.consecutive_skips == 2

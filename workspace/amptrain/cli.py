@@ -2,6 +2,7 @@
 
 import errno
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib import metadata
@@ -196,11 +197,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
-    """`command`, with its failures told as sentences."""
+    """`command`, with its failures told as sentences. Ctrl-C gives 130, and a reader that goes away
+    (`| head`) 141, as in a shell."""
     if os.environ.get("NO_COLOR"):  # no-color.org; tyro has a word of its own
         os.environ["PYTHON_TYRO_ANSI_CODES"] = "False"
     try:
-        return command(arguments)
+        code = command(arguments)
+        if sys.stdout is not None:
+            sys.stdout.flush()  # here, where one can see that it fails
+        return code
+    except KeyboardInterrupt:  # a run in training has a handler of its own, and saves
+        print("amptrain: Stopped by Ctrl-C.", file=sys.stderr)
+        return 128 + signal.SIGINT
+    except BrokenPipeError:
+        from amptrain.report.terminal import discard_stdout
+
+        discard_stdout()
+        return 128 + signal.SIGPIPE
     except ConfigError as error:
         print(f"amptrain: {error}", file=sys.stderr)
         return 2

@@ -41,6 +41,9 @@ from amptrain.signals import StopSignal, WaitEnded
 from amptrain.step import MicroBatch, PendingOutcome, StepOutcome, backward, update
 from amptrain.validate import validate
 
+RATE_JUMP = 1.5
+"""How many times its rate the last step has by today's schedule, where that is announced."""
+
 
 def train(config: TrainConfig) -> int:
     """Run to the end, or continue a run. Returns the exit code: 0, or 128 and the signal that asked
@@ -166,6 +169,7 @@ class Trainer:
         self.state = TrainState(config, self.task, self.order.steps_per_epoch, processes)
         self.checkpoints = Checkpoints(config, self.state)
         messages = self.checkpoints.load(self.schedule.total, self.task.contents)
+        messages += self._rate_jump()
         if start is not None and not messages:
             messages = [self.state.start_from(start, self.task.classes)]
             messages += size_advice(self.task, start)
@@ -183,6 +187,19 @@ class Trainer:
         self.report = self._open_report(messages)
         self.clock = Clock(self.state.progress.seconds)
         self.in_flight = InFlight()
+
+    def _rate_jump(self) -> list[str]:
+        """A sentence where other settings make the learning rate rise at once, as more epochs do:
+        the schedule had fallen for the epochs there were."""
+        before, steps = self.state.rate_before, self.state.progress.optimizer_steps
+        if before is None or self.schedule.rate(max(0, steps - 1)) < RATE_JUMP * before:
+            return []
+        now = self.schedule.rate(steps)
+        return [
+            f"The learning rate jumps from {before:.3g} to {now:.3g}, as the schedule of these "
+            "settings has it here. The accuracy may fall at first. Give another --name to train by "
+            "one schedule from the start."
+        ]
 
     def _open_report(self, messages: list[str]) -> Report:
         """The log, begun with what the run is."""

@@ -112,6 +112,8 @@ class TrainState:
         self.guard = BufferGuard(self.model)
         self.progress = Progress()
         self.window = OpenWindow()
+        self.rate_before: float | None = None
+        """The last learning rate of a checkpoint with other settings."""
 
     @property
     def judged(self) -> nn.Module:
@@ -196,6 +198,9 @@ class TrainState:
         """Continue from `state_dict()`. Returns sentences about what is not as it was; ConfigError
         if it cannot."""
         messages = check_changes(state["config"], flatten(self.config))
+        if messages:
+            group = state["optimizer"]["param_groups"][0]
+            self.rate_before = group["lr"] / group.get("lr_scale", 1.0)
         messages += check_world_size(
             state["world_size"],
             self.processes.world_size,
