@@ -141,7 +141,11 @@ def test_a_wrong_file_is_told_with_its_path(
     ("arguments", "sentence"),
     [
         (["train", "--lr", "-1"], "--lr is -1.0; it needs to be above 0."),
-        (["train", "--model", "resnet999", "--device", "cpu"], "There is no model 'resnet999'"),
+        (
+            ["train", "--model", "resnet999", "--device", "cpu"],
+            "There is no model 'resnet999'. The nearest are ",
+        ),
+        (["train", "--model", "ViT-B-16", "--device", "cpu"], "The nearest are vit_b_16"),
         (
             ["train", "--model", "resnet18", "--device", "cpu"],
             "takes images of 3 channels, those of digits have 1",

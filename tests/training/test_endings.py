@@ -1,6 +1,8 @@
 """How runs end: done, refused, or with a sentence about a broken image or a worker that died."""
 
+import errno
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -9,6 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from amptrain.checkpoint.lock import alone_in
+from amptrain.checkpoint.store import sync_directory
 from amptrain.config import from_flat, save_yaml
 from amptrain.errors import CheckpointError, ConfigError, TrainingError
 from amptrain.train import train
@@ -272,3 +276,36 @@ def test_a_reader_of_a_table_that_goes_away_gives_no_traceback() -> None:
         run.stdout.close()
         errors = run.stderr.read()
     assert (run.returncode, errors) == (141, b"")
+
+
+def test_without_a_standard_output_a_run_goes_well(make_config: Make) -> None:
+    """`nohup … >&-`, and some services."""
+    config = make_config(precision="fp32")
+    line = ["sh", "-c", 'exec "$@" >&- 2>&-', "sh", *command(config)]
+    subprocess.run(line, check=True)
+    assert (config.run_dir / "result.json").exists()
+
+
+def test_a_disk_without_locks_is_said_and_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def lockf(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.lockf", lockf)
+    with alone_in(tmp_path / "run", True):
+        assert "is on a file system without locks (No locks available)" in caplog.text
+
+
+def test_a_disk_that_cannot_sync_a_folder_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fsync(_: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("os.fsync", fsync)
+    number = errno.EINVAL
+    sync_directory(tmp_path)
+    number = errno.EIO
+    with pytest.raises(OSError, match="Input/output error"):
+        sync_directory(tmp_path)

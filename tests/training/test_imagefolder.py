@@ -379,6 +379,10 @@ def test_a_run_notices_that_its_data_changed(
     (root / "val/dog/001.png").unlink()
     assert train(make_config(**more)) == 0
     assert any("4 files then, 3 now (dog 2 → 1)" in text for text in messages)
+    image = root / "train/cat/000.png"
+    image.write_bytes(image.read_bytes() + b"more")
+    assert train(make_config(**settings(root, epochs=3))) == 0
+    assert any("12 files then, 12 now (cat 6 with other names or sizes)" in m for m in messages)
 
 
 def test_the_same_data_at_another_path_is_the_same(

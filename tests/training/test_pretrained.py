@@ -1,5 +1,6 @@
 """Starting from weights: where they come from, what of them is taken, and how fast they learn."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -193,3 +194,25 @@ def test_a_model_of_ones_own_trains(
     assert "if you trust that code" in capsys.readouterr().err
     own = f"{tmp_path}/mine.py:net"
     assert main(["predict", str(tmp_path / "own"), image, "--model", own]) == 0
+
+
+@pytest.mark.parametrize("what", ["", "/best.safetensors"], ids=["a run", "its model file"])
+def test_another_run_is_taken_with_its_head(what: str, tmp_path: Path) -> None:
+    """What a run that diverged is told to do."""
+    flags = ["train", "--device", "cpu", "--precision", "fp32", "--runs", str(tmp_path)]
+    if not (tmp_path / "first").exists():
+        assert main([*flags, "--name", "first", "--epochs", "2"]) == 0
+    start = ["--weights", f"{tmp_path}/first{what}", "--lr", "1e-6", "--head-lr", "1e-6"]
+    assert main([*flags, "--name", "second", "--epochs", "1", *start]) == 0
+    first, second = (
+        json.loads((tmp_path / name / "result.json").read_text()) for name in ("first", "second")
+    )
+    assert second["accuracy"] == pytest.approx(first["accuracy"], abs=0.01)
+
+
+def test_models_of_one_size_get_that_of_the_images() -> None:
+    model = new_model("vit_b_16", shape=(3, 64, 64), classes=2)
+    with torch.no_grad():
+        assert model.eval()(torch.zeros(1, 3, 64, 64)).shape == (1, 2)
+    with pytest.raises(ConfigError, match="maxvit_t cannot take images of 3×64×64"):
+        new_model("maxvit_t", shape=(3, 64, 64), classes=2)

@@ -52,6 +52,7 @@ def test_a_run_leaves_its_judged_weights_with_all_one_has_to_know(run: Path) -> 
     info = read_info(run / LAST)
     assert (info.classes, info.shape) == (("blue", "green", "sea é"), (3, 16, 16))
     assert (info.averaged, info.epoch) == (True, 4)
+    assert info.versions["torch"] == torch.__version__
     assert info.metrics["accuracy"] == json.loads((run / "result.json").read_text())["accuracy"]
     newest = CheckpointStore(run / "checkpoints").load_latest()
     assert newest is not None

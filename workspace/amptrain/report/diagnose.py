@@ -36,7 +36,8 @@ def diagnose(model: nn.Module, precision: Precision, images: Tensor, parameter: 
         if not torch.isfinite(weight).all():
             return (
                 f"The weight {name} is not finite. "
-                "Continue from an older checkpoint, with a lower --lr."
+                "Start from the best epoch, if there was one: "
+                "--weights runs/NAME/best.safetensors, another --name and a lower --lr."
             )
     with _first_nonfinite(model) as found, precision.autocast():
         model.forward(images)  # not model(...): a compiled model would not call the hooks
