@@ -73,6 +73,10 @@ def foreign(path: Path) -> None:
     torch.save({"state_dict": {"weight": torch.ones(3)}}, path)
 
 
+def without_a_number(path: Path) -> None:
+    torch.save({**content(2), "format": "amptrain checkpoint 1", "step": "two"}, path)
+
+
 def with_code(path: Path) -> None:
     torch.save({**content(2), "format": "amptrain checkpoint 1", "hook": subprocess.run}, path)
 
@@ -95,6 +99,7 @@ UNUSABLE: dict[str, Callable[[Path], object]] = {
     "is damaged or cut short": cut,
     "is damaged (in archive/data/0)": flipped,
     "was not written by this version of amptrain": foreign,
+    "was not written by this version": without_a_number,
     "holds something other than tensors and plain types": with_code,
 }
 

@@ -117,9 +117,7 @@ class CheckpointStore:
                 continue
             for unusable in self._paths()[self._paths().index(path) + 1 :]:
                 unusable.replace(unusable.with_suffix(".unusable"))
-            return Loaded(
-                state=state, step=int(str(state["step"])), path=path, messages=passed_over
-            )
+            return Loaded(state=state, step=state["step"], path=path, messages=passed_over)
         if passed_over:
             raise CheckpointError(
                 f"{' '.join(passed_over)} No other is left in {self.directory}. Put a copy there, "
@@ -158,7 +156,7 @@ def write(path: Path, content: dict[str, object]) -> None:
         os.fsync(file.fileno())
 
 
-def read(path: Path, needed: Collection[str] = frozenset(NEEDED)) -> dict[str, object]:
+def read(path: Path, needed: Collection[str] = frozenset(NEEDED)) -> dict[str, Any]:
     """What `write` wrote. Raises Unusable, or PermissionError."""
     problem = damage(path)
     if problem is not None:
@@ -171,6 +169,7 @@ def read(path: Path, needed: Collection[str] = frozenset(NEEDED)) -> dict[str, o
         raise Unusable(f"cannot be read ({str(error).splitlines()[0]})") from error
     if (
         not isinstance(content, dict)
+        or not isinstance(content.get("step"), int)
         or content.get("format") != FORMAT
         or not content.keys() >= set(needed)
     ):
