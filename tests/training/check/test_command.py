@@ -183,6 +183,14 @@ def test_what_cannot_be_read_gets_a_sentence_and_exit_code_2(
     assert "AMP041" in out  # the others are checked all the same
 
 
+def test_python_warns_of_nothing_in_the_scripts(tmp_path: Path, recwarn, capsys) -> None:
+    script = tmp_path / "escape.py"
+    script.write_text('pattern = "\\d"\nassert (1, "x")\n')
+    assert main(["check", str(script)]) == 0
+    assert [str(warning.message) for warning in recwarn] == []
+    assert capsys.readouterr().err == ""
+
+
 def test_a_path_that_is_not_there_is_refused(tmp_path: Path, capsys) -> None:
     assert main(["check", str(tmp_path / "gone.py")]) == 2
     assert "there is no such file or folder" in capsys.readouterr().err

@@ -134,13 +134,30 @@ WRONG = {
         "for i, x in enumerate(loader):\n    m(x).backward()\n    if i % 4 == 3:\n"
         "        opt.step()\n        opt.zero_grad()",
     ],
+    "AMP032": [
+        "for i, x in enumerate(loader):\n    scaler.scale(f(x)).backward()\n"
+        "    if clip > 0:\n        scaler.unscale_(opt)\n        clip_grad_norm_(p, clip)\n"
+        "    if (i + 1) % n == 0:\n        scaler.step(opt)\n        opt.zero_grad()\n"
+        "        scaler.update()",
+        "for i, x in enumerate(loader):\n    last = i % n == 0\n    if n > 1:\n"
+        "        self.scaler.scale(f(x)).backward()\n        self.scaler.unscale_(self.opt)\n"
+        "        if last:\n            self.scaler.step(self.opt)\n"
+        "            self.opt.zero_grad()\n            self.scaler.update()\n"
+        "    else:\n        self.scaler.unscale_(self.opt)\n        self.scaler.step(self.opt)",
+    ],
     "AMP040": [
         "import torch\ns = torch.amp.GradScaler()\n"
         "torch.save({'model': m.state_dict(), 'optimizer': optimizer.state_dict()}, p)",
         "import torch\ns = torch.amp.GradScaler()\ndef save(self):\n"
         "    torch.save(dict(o=self.optimizer.state_dict()), p)",
     ],
-    "AMP041": ["import torch\nx = torch.load(p)", "from torch import load\nx = load(p, 'cpu')"],
+    "AMP041": [
+        "import torch\nx = torch.load(p)",
+        "from torch import load\nx = load(p, 'cpu')",
+        "import torch\ntry:\n    x = torch.load(p)\nexcept TypeError:\n    x = torch.load(q)",
+        "import torch\nif fast:\n    x = torch.load(p, weights_only=True)\nelse:\n"
+        "    x = torch.load(p)",
+    ],
     "AMP050": [
         "from torch.utils.data.distributed import DistributedSampler as DS\ns = DS(data)\n"
         "for x in loader:\n    opt.zero_grad()\n    f(x).backward()\n    opt.step()",
@@ -265,6 +282,18 @@ RIGHT = {
         "m = net\nfor i, x in enumerate(loader):\n    m(x).backward()\n    if i % 4 == 3:\n"
         "        opt.step()\n        opt.zero_grad()",
     ],
+    "AMP032": [
+        "for i, x in enumerate(loader):\n    scaler.scale(f(x)).backward()\n"
+        "    if (i + 1) % n:\n        continue\n    scaler.unscale_(opt)\n"
+        "    scaler.step(opt)\n    opt.zero_grad()\n    scaler.update()",
+        "for i, x in enumerate(loader):\n    scaler.scale(f(x)).backward()\n"
+        "    sync = (i + 1) % n == 0\n    if sync:\n        scaler.unscale_(opt)\n"
+        "    if sync:\n        scaler.step(opt)\n        opt.zero_grad()\n"
+        "        scaler.update()",
+        "for i, x in enumerate(loader):\n    scaler.scale(f(x)).backward()\n"
+        "    scaler.unscale_(other)\n    if i % n == 0:\n        scaler.step(opt)\n"
+        "        opt.zero_grad()\n        scaler.update()",
+    ],
     "AMP040": [
         "import torch\ns = torch.amp.GradScaler()\ntorch.save(model.state_dict(), p)",
         "import torch\ntorch.save({'optimizer': optimizer.state_dict()}, p)",
@@ -277,6 +306,10 @@ RIGHT = {
         "import torch\nx = torch.load(p, **options)",
         "import json\nx = json.load(p)",
         "from numpy import load\nx = load(p)",
+        "import torch\ntry:\n    x = torch.load(p, weights_only=True)\nexcept TypeError:\n"
+        "    x = torch.load(p)",
+        "import torch\nif torch.__version__ >= '2.0':\n    x = torch.load(p, weights_only=True)\n"
+        "else:\n    x = torch.load(p)",
     ],
     "AMP050": [
         "from torch.utils.data import DistributedSampler\n"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from amptrain.check import watch
-from amptrain.check.judge import RUN_RULES, judge
+from amptrain.check.judge import RUN_RULES, Record, judge
 
 START = """
 import time, torch
@@ -239,3 +239,49 @@ def test_a_rank_that_counts_less_hides_nothing() -> None:
         "waits": [], "reads": [["a.py", 4, "item", 9], ["a.py", 5, "item", 8]],
     }  # fmt: skip
     assert [(f.place.line, f.rule) for f in judge(record)] == [(4, RUN_RULES["AMP106"])]
+
+
+CLEAN: Record = {
+    "steps": 100,
+    "seconds": 100.0,
+    "place": ("train.py", 7),
+    "dtypes": {"float32": 4},
+    "autocast": "float16",
+    "scaler": {"skipped": 0, "steps": 100, "lowest": 65536.0, "scale": 65536.0},
+    "nonfinite": None,
+    "reads": [],
+    "waited": 0.0,
+    "waits": [("train.py", 5, 1.0)],
+}
+
+
+@pytest.mark.parametrize(
+    ("number", "told", "not_told"),
+    [
+        ("AMP103", {"scaler": {"skipped": 10}}, {"scaler": {"skipped": 9}}),
+        (
+            "AMP103",
+            {"steps": 10, "scaler": {"skipped": 3, "steps": 10}},
+            {"steps": 9, "scaler": {"skipped": 3, "steps": 9}},
+        ),
+        ("AMP104", {"scaler": {"lowest": 0.5}}, {"scaler": {"lowest": 1.0}}),
+        (
+            "AMP106",
+            {"reads": [("train.py", 9, "item", 90)]},
+            {"reads": [("train.py", 9, "item", 89)]},
+        ),
+        (
+            "AMP106",
+            {"steps": 10, "reads": [("train.py", 9, "item", 10)]},
+            {"steps": 9, "reads": [("train.py", 9, "item", 9)]},
+        ),
+        ("AMP107", {"waited": 20.1}, {"waited": 20.0}),
+        ("AMP107", {"seconds": 1.0, "waited": 0.51}, {"seconds": 1.0, "waited": 0.5}),
+    ],
+)
+def test_how_often_is_too_often(number: str, told: Record, not_told: Record) -> None:
+    def record(changes: Record) -> Record:
+        return CLEAN | changes | {"scaler": CLEAN["scaler"] | changes.get("scaler", {})}
+
+    assert [finding.rule.number for finding in judge(record(told))] == [number]
+    assert judge(record(not_told)) == []

@@ -5,6 +5,7 @@ import io
 import json
 import re
 import tokenize
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,7 +38,9 @@ class Source:
         # A notebook may await at its top level.
         flags = ast.PyCF_ONLY_AST | (ast.PyCF_ALLOW_TOP_LEVEL_AWAIT if self.cells else 0)
         try:
-            tree = compile(self.text, self.path, "exec", flags, dont_inherit=True)
+            with warnings.catch_warnings():  # "\d" in a plain string: no matter of ours
+                warnings.simplefilter("ignore", SyntaxWarning)
+                tree = compile(self.text, self.path, "exec", flags, dont_inherit=True)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             line, column = getattr(error, "lineno", 1) or 1, getattr(error, "offset", 1) or 1
             reason = error.msg if isinstance(error, SyntaxError) else str(error)

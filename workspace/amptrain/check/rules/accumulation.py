@@ -74,3 +74,23 @@ def no_no_sync(script: Script) -> Found:
     for _, step, _ in accumulating(script):
         yield step, ""
         return
+
+
+@rule(
+    "AMP032",
+    "unscaled-each-micro-batch",
+    "`unscale_` runs at each micro-batch, and fails at the second: it may be called once between "
+    "two calls of `update`, when the gradients are complete.",
+    "Call `unscale_`, and clip, where the step is, behind the same condition.",
+    "microsoft/Swin-Transformer#311",
+)
+def unscaled_each_batch(script: Script) -> Found:
+    for loop, step, optimizer in accumulating(script):
+        for call, _ in script.methods("unscale_"):
+            if script.loops(call)[:1] != [loop] or script.exclude(call, step):
+                continue
+            conditions = script.branches(call, up_to=loop)
+            nth = any(isinstance(at, ast.If) and script.every_nth(at.test) for at in conditions)
+            if not nth and [text(value) for value in call.args] == [optimizer]:
+                yield call, ""
+                break

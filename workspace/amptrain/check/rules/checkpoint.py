@@ -57,7 +57,19 @@ def _is_optimizer_state(script: Script, node: ast.AST) -> bool:
     "pytorch/pytorch#137602",
 )
 def load_without_weights_only(script: Script) -> Found:
-    for call in script.called("torch.load"):
-        named = argument(call, "weights_only") or argument(call, "pickle_module", 2)
-        if named is None and not passes_on(call):
+    loads = list(script.called("torch.load"))
+    named = [c for c in loads if argument(c, "weights_only") or argument(c, "pickle_module", 2)]
+    for call in loads:
+        if call not in named and not passes_on(call) and not _for_old_torch(script, call, named):
             yield call, ""
+
+
+def _for_old_torch(script: Script, call: ast.Call, named: list[ast.Call]) -> bool:
+    """Whether this is what a torch without the argument gets, and another call names it: after
+    `except TypeError`, or on a side of a condition on the version."""
+    for parent, child in script.around(call):
+        other = isinstance(parent, ast.Try) and child in parent.handlers
+        version = isinstance(parent, ast.If) and "version" in text(parent.test).lower()
+        if (other or version) and set(ast.walk(parent)) & set(named):
+            return True
+    return False
