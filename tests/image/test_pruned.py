@@ -15,6 +15,7 @@ SITE_PACKAGES = "/opt/venv/lib/python3.13/site-packages"
 LEFT_OUT = {
     # find's expression: what could have needed it
     "-path '*/gcc/*' -name lto1": "test_cpp_extension",
+    "-name '*lto-dump*'": "test_cpp_extension",
     "-name 'lib[altu]san.so*' -o -name 'libhwasan.so*' -o -name 'libubsan.so*'": (
         "test_cpp_extension"
     ),
