@@ -121,6 +121,9 @@ WRONG = {
         loop(f"{STEP}\nbar.set_postfix(loss=loss.detach().item())"),
         "for x in loader.to(device):\n    total = a + b\n    total.backward()\n"
         "    log(total.item())",
+        loop(f"{STEP}\ntotal += float(loss)"),
+        loop(f"{STEP}\nlosses.append(loss.detach().cpu().numpy())"),
+        loop(f"{STEP}\nlosses += loss.tolist()"),
     ],
     "AMP030": [
         "for i, x in enumerate(loader):\n    opt.zero_grad()\n    f(x).backward()\n"
@@ -128,6 +131,8 @@ WRONG = {
         "for i, x in enumerate(loader):\n    scaler.scale(f(x)).backward()\n"
         "    if i % n == 0 or i == end:\n        scaler.step(opt)\n        scaler.update()\n"
         "    opt.zero_grad()",
+        "count = 0\nfor x in loader:\n    opt.zero_grad()\n    f(x).backward()\n    count += 1\n"
+        "    if count >= n:\n        opt.step()\n        count = 0",
     ],
     "AMP031": [
         "from torch.nn.parallel import DistributedDataParallel as DDP\nm = DDP(net)\n"
@@ -266,6 +271,7 @@ RIGHT = {
     "AMP024": [
         "for x in batches:\n    loss.backward()\n    print(loss.item())",
         loop(f"{STEP}\nif step % 50 == 0:\n    print(loss.item())"),
+        loop(f"{STEP}\nlr = float(schedule(step))\nlabels = labels.cpu().numpy()"),
         "for x in loader:\n    count += labels.sum().item()",
         "for epoch in e:\n    for x in loader:\n        loss.backward()\n    print(loss.item())",
     ],

@@ -313,7 +313,25 @@ class Script:
         for part in list(parts):
             if isinstance(part, ast.Name) and len(self.values.get(part.id, [])) == 1:
                 parts += ast.walk(self.values[part.id][0])
-        return any(isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod) for part in parts)
+        return any(
+            (isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod))
+            or (isinstance(part, ast.Compare) and text(part.left) in self._counters)
+            for part in parts
+        )
+
+    @cached_property
+    def _counters(self) -> set[str]:
+        """Names that start at 0, count up and are set back to 0."""
+        counted = {
+            text(node.target)
+            for node in self.nodes
+            if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add)
+        }
+        zeros = {
+            name: [value for value in values if is_constant(value, 0)]
+            for name, values in self.values.items()
+        }
+        return {name for name in counted if len(zeros.get(name, [])) > 1}
 
     def statement(self, node: ast.AST) -> tuple[ast.stmt, list[ast.stmt]]:
         """The innermost statement a node is in, and the block that statement is in."""

@@ -156,7 +156,7 @@ def _runs(script: Script, statement: ast.stmt, model: str) -> ast.Call | None:
 @rule(
     "AMP024",
     "item-in-loop",
-    "`.item()` makes the host wait for the device at each batch.",
+    "reading a value makes the host wait for the device at each batch.",
     "Add up the detached tensor on the device and read it every N batches.",
     "meta-pytorch/torchtune#522",
 )
@@ -164,15 +164,25 @@ def item_in_loop(script: Script) -> Found:
     told: set[Loop] = set()
     if not script.uses_device:
         return
-    for call, receiver in script.methods("item"):
+    for call, receiver in _reads(script):
         loops = script.loops(call)
-        if not loops or call.args or loops[0] in told:
+        if not loops or loops[0] in told:
             continue
         losses = _losses(script, loops[0])
         root = receiver.partition(".")[0] if not receiver.startswith("self.") else receiver
         if root in losses and not _now_and_then(script, call, loops[0]):
             told.add(loops[0])
-            yield call, ""
+            yield call, f"`{text(call)}`"
+
+
+def _reads(script: Script) -> Iterator[tuple[ast.Call, str]]:
+    """Calls that bring a value to the host, each with the text of what is read."""
+    for call, receiver in script.methods("item", "tolist", "numpy"):
+        if not call.args:
+            yield call, receiver
+    for call in script.calls:
+        if text(call.func) == "float" and len(call.args) == 1:
+            yield call, text(call.args[0])
 
 
 def _losses(script: Script, loop: Loop) -> set[str]:
