@@ -121,6 +121,8 @@ def test_companions_of_torch_are_held_to_the_version_that_fits(sshd: Container, 
         ("sudo apt install jq", "There is no sudo. Root of this container: ssh to it as root"),
         ("nvcc --version", "a few lines add it: docs/extending.md"),
         ("apt install jq", "apt needs root"),
+        ("nvidia-smi", "this container was started without one: doctor says more"),
+        ("vim train.py", "The editor here is nano"),
     ],
 )
 def test_what_can_not_work_is_answered_where_it_fails(
