@@ -14,7 +14,7 @@ import torch
 from amptrain.config import DataConfig
 from amptrain.data import contents
 from amptrain.data.datasets import VALIDATION, Dataset, FileImages, hold_out, open_dataset
-from amptrain.data.decode import crop_resize, retried, to_rgb
+from amptrain.data.decode import Reading, crop_resize, retried, to_rgb
 from amptrain.data.files import FileList
 from amptrain.data.look import find_broken
 from amptrain.data.transforms import center_box
@@ -196,7 +196,7 @@ def upright(tmp_path: Path, orientation: int, ending: str) -> Image.Image:
     path = tmp_path / f"{orientation}.{ending}"
     turned.save(path, exif=exif, **({"quality": 95} if ending == "jpg" else {}))
     with Image.open(path) as file:
-        return crop_resize(file, (0, 0, 80, 40), 16)
+        return crop_resize(file, (0, 0, 80, 40), 16, Reading())
 
 
 @pytest.mark.parametrize("ending", ["jpg", "png", "tif", "webp"])
@@ -215,7 +215,7 @@ def test_16_bits_and_floats_are_scaled(tmp_path: Path) -> None:
     Image.fromarray(ramp.astype(">u2")).save(tmp_path / "c.tif")
     for name in ("a.png", "b.tif", "c.tif"):
         with Image.open(tmp_path / name) as file:
-            pixels = np.asarray(to_rgb(file))
+            pixels = np.asarray(to_rgb(file, Reading()))
         assert np.abs(pixels[..., 0].flatten().astype(int) - np.arange(256)).max() <= 1, name
 
 
@@ -228,7 +228,55 @@ def test_what_is_transparent_is_white(tmp_path: Path) -> None:
     hidden.convert("LA").save(tmp_path / "c.png")
     for name in ("a.png", "b.png", "c.png"):
         with Image.open(tmp_path / name) as file:
-            assert np.asarray(to_rgb(file)).min() == 255, name
+            assert np.asarray(to_rgb(file, Reading())).min() == 255, name
+            behind = to_rgb(file, Reading(background="#102030"))
+            assert behind.getcolors() == [(64, (16, 32, 48))], name
+
+
+@pytest.mark.parametrize("kind", [np.uint16, np.int32, np.float32])
+def test_the_white_level_says_what_is_white(tmp_path: Path, kind: type) -> None:
+    """Of a microscope's 12 bits in 16, for one; above it is white, nothing is no number."""
+    values = np.array([[0, 2048, 4095, 9000]], dtype=kind)
+    if kind is np.float32:
+        values[0, 0] = np.nan
+    Image.fromarray(values).save(tmp_path / "a.tif")
+    with Image.open(tmp_path / "a.tif") as file:
+        pixels = np.asarray(to_rgb(file, Reading(white_level=4095)))
+    assert pixels[0, :, 0].tolist() == [0, 128, 255, 255]
+
+
+def test_a_data_set_reads_as_the_settings_say(root: Path) -> None:
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    for part in ("train", "val"):
+        for image in (root / part).rglob("*.png"):
+            pixels = np.zeros((20, 20, 4), dtype=np.uint8)
+            pixels[:, :10] = 255  # the left is white, the right transparent
+            Image.fromarray(pixels).save(image, exif=turned)
+    usual, other = (
+        opened(root, **more) for more in ({}, {"exif_orientation": False, "background": "black"})
+    )
+    for part in ("train", "validation"):
+        seen = [getattr(data, part)[(VALIDATION, 0)].image[0] for data in (usual, other)]
+        assert seen[0].min() == 255
+        assert (seen[1][:, 0].min(), seen[1][:, -1].max()) == (255, 0)
+    upright = opened(root, background="black").validation[(VALIDATION, 0)].image[0]
+    assert (upright[0].min(), upright[-1].max()) == (255, 0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({"background": "invisible"}, "--background is 'invisible'; it needs a colour"),
+        ({"background": "#ffffff80"}, "it needs a colour"),
+        ({"white_level": 0.0}, "--white-level is 0.0; it needs to be above 0"),
+        ({"data": "digits", "background": "black"}, "say how image files are read"),
+        ({"data": "digits", "exif_orientation": False}, "digits gives arrays or tensors"),
+    ],
+)
+def test_a_reading_that_cannot_be_is_refused(settings: dict[str, object], word: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(word)):
+        open_dataset(DataConfig(**settings), seed=0)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("ending", ["jfif", "avif", "gif", "webp", "bmp", "tif", "jpeg", "ppm"])
@@ -255,7 +303,7 @@ def test_a_large_jpeg_is_decoded_small(tmp_path: Path) -> None:
     Image.fromarray(pixels).resize((1200, 900)).save(tmp_path / "a.jpg", quality=95)
     box = center_box(1200, 900)
     with Image.open(tmp_path / "a.jpg") as file:
-        small = np.asarray(crop_resize(file, box, 64)).astype(int)
+        small = np.asarray(crop_resize(file, box, 64, Reading())).astype(int)
         assert file.size == (300, 225)  # 787 pixels of the crop, over 2 × 64, is at least 4
     with Image.open(tmp_path / "a.jpg") as file:
         whole = file.convert("RGB").resize((64, 64), Image.Resampling.BILINEAR, box=box)

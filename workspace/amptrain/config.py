@@ -41,7 +41,7 @@ NAMED_IN_RUN = {
     *("seed", "global_batch_size", "optimizer", "lr", "momentum", "weight_decay", "warmup_epochs"),
     *("label_smoothing", "max_grad_norm", "ema_decay", "head_lr", "freeze", "image_size"),
     *("augment", "random_erasing", "color_jitter", "mixup", "cutmix", "schedule", "class_weights"),
-    *("lr_step_epochs", "lr_gamma", "loss"),
+    *("lr_step_epochs", "lr_gamma", "loss", "exif_orientation", "background", "white_level"),
 }
 """Settings that stand in the default name of a run where they are not the default."""
 
@@ -50,6 +50,16 @@ def require(condition: bool, sentence: str) -> None:
     """Raise ConfigError with `sentence` unless `condition` holds."""
     if not condition:
         raise ConfigError(sentence)
+
+
+def is_colour(text: str) -> bool:
+    """Whether Pillow knows a colour, without transparency, by this name or #rrggbb."""
+    from PIL import ImageColor
+
+    try:
+        return text.removeprefix("#").isalnum() and len(ImageColor.getrgb(text)) == 3
+    except ValueError:
+        return False
 
 
 def require_finite(settings: Any) -> None:
@@ -133,6 +143,13 @@ class DataConfig:
     cutmix: float = 0.0
     """Put a part of one training image into another, of a size from a Beta(CUTMIX, CUTMIX)
     distribution, such as 1.0; with --mixup one of both for each pair."""
+    exif_orientation: bool = True
+    """Turn photos upright, as their EXIF data say."""
+    background: str = "white"
+    """Colour behind images with transparent parts, such as black or #808080."""
+    white_level: float | None = None
+    """Value that is white in images of more than 8 bits, such as 4095 for 12 bits in 16; by default
+    65535 for 16 bits, see docs/data.md."""
     num_workers: int | None = None
     """Loader processes of each rank; the default comes from the CPU quota, and is 0 for data held
     in memory."""
@@ -165,6 +182,15 @@ class DataConfig:
             require(value >= 0, f"--{name} is {value}; it needs to be 0 (none) or above.")
         require(
             self.image_size >= 8, f"--image-size is {self.image_size}; it needs at least 8 pixels."
+        )
+        require(
+            is_colour(self.background),
+            f"--background is {self.background!r}; it needs a colour such as white, black or "
+            "#808080.",
+        )
+        require(
+            self.white_level is None or self.white_level > 0,
+            f"--white-level is {self.white_level}; it needs to be above 0, such as 4095.",
         )
         require(
             self.num_workers is None or self.num_workers >= 0,
@@ -427,7 +453,7 @@ class TrainConfig:
         model = self.model_name.strip("/").replace("/", "_").replace(":", "-")
         default = flatten(TrainConfig())
         differing = [
-            f"-{name}{value}"
+            f"-{name}{str(value).removeprefix('#')}"
             for name, value in flatten(self).items()
             if name in NAMED_IN_RUN and value != default[name]
         ]

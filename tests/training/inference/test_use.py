@@ -169,6 +169,30 @@ def test_evaluate_holds_out_the_images_that_the_run_held_out(run: Path, tmp_path
     assert json.loads((tmp_path / "evaluation.json").read_text())["images"] == 12
 
 
+def test_images_are_read_as_in_training(tmp_path: Path, capsys) -> None:
+    """12 bits in 16: without the white level all of them are nearly black."""
+    rng = np.random.default_rng(0)
+    for name, level in (("bright", 2500), ("dark", 400)):
+        (tmp_path / "cells" / name).mkdir(parents=True)
+        for number in range(10):
+            pixels = level + rng.integers(0, 900, (20, 20), dtype=np.uint16)
+            Image.fromarray(pixels).save(tmp_path / "cells" / name / f"{number}.png")
+    flags = (
+        "--device cpu --model small_cnn --image-size 16 --batch-size 8 --epochs 6 --num-workers 0 "
+        "--precision fp32 --no-augment --name run --white-level 4095"
+    )
+    data = ["--data", f"imagefolder:{tmp_path}/cells"]
+    assert main(["train", *flags.split(), "--runs", str(tmp_path), *data]) == 0
+    model = str(tmp_path / "run" / LAST)
+    assert main(["evaluate", model, "--out", str(tmp_path), "--device=cpu", *data]) == 0
+    judged = json.loads((tmp_path / "evaluation.json").read_text())
+    assert judged["loss"] == pytest.approx(read_info(Path(model)).metrics["loss"], rel=1e-4)
+    capsys.readouterr()
+    assert main(["predict", model, str(tmp_path / "cells")]) == 0
+    answers = predicted(capsys.readouterr().out)
+    assert all(name == Path(path).parent.name for path, name in answers.items())
+
+
 @pytest.mark.parametrize("ending", [".safetensors", ".pt2", ".onnx"])
 def test_an_exported_model_computes_the_same(run: Path, tmp_path: Path, ending: str) -> None:
     out = tmp_path / f"model{ending}"

@@ -16,7 +16,14 @@ from torch import Tensor
 from amptrain.config import DataConfig
 from amptrain.data.augment import Augment, is_wanted
 from amptrain.data.contents import contents_of
-from amptrain.data.decode import READ_ERRORS, broken_text, crop_resize, retried, upright_size
+from amptrain.data.decode import (
+    READ_ERRORS,
+    Reading,
+    broken_text,
+    crop_resize,
+    retried,
+    upright_size,
+)
 from amptrain.data.files import FileList
 from amptrain.data.sources import module_of, split
 from amptrain.data.transforms import (
@@ -63,6 +70,8 @@ class Images(torch.utils.data.Dataset[Sample]):
     """What changes them in training; None where nothing does."""
     labels: NDArray[np.integer] | None = None
     """The class of each; None where it is not known without reading the image."""
+    reading: Reading | None = None
+    """How they are read from files; None where they are no files."""
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -119,7 +128,18 @@ def open_dataset(config: DataConfig, seed: int) -> Dataset:
             f"bits, and {dataset.name} gives none: noise, or what transforms of your own made of "
             "them. Put the augmentation there, and leave these flags out."
         )
+    reading = reading_of(config)
+    if dataset.train.reading is None and reading != Reading():
+        raise ConfigError(
+            "--background, --white-level and --no-exif-orientation say how image files are read, "
+            f"and {dataset.name} gives arrays or tensors. Leave these flags out."
+        )
     return dataset
+
+
+def reading_of(config: DataConfig) -> Reading:
+    """How `config` has image files read."""
+    return Reading(config.exif_orientation, config.background, config.white_level)
 
 
 class ArrayImages(Images):
@@ -157,10 +177,18 @@ class ArrayImages(Images):
 class FileImages(Images):
     """Image files, read as RGB squares of `size` pixels."""
 
+    reading: Reading
+
     def __init__(
-        self, files: FileList, size: int, seed: int, augment: Augment | None = None
+        self,
+        files: FileList,
+        size: int,
+        seed: int,
+        augment: Augment | None = None,
+        reading: Reading | None = None,
     ) -> None:
         self.files, self.size, self.seed, self.augment = files, size, seed, augment
+        self.reading = reading or Reading()
         self.labels = files.labels
 
     def __len__(self) -> int:
@@ -190,18 +218,23 @@ class FileImages(Images):
                 self.size,
                 None if epoch == VALIDATION else self.augment,
                 sample_rng(self.seed, epoch, index),
+                self.reading,
             )
         return torch.from_numpy(np.ascontiguousarray(pixels))
 
 
 def square_of(
-    image: Image.Image, size: int, augment: Augment | None, rng: np.random.Generator
+    image: Image.Image,
+    size: int,
+    augment: Augment | None,
+    rng: np.random.Generator,
+    reading: Reading,
 ) -> Pixels:
     """The middle of `image`, or a random part of it, as a square of `size` pixels, augmented."""
-    width, height = upright_size(image)
+    width, height = upright_size(image, reading)
     moves = augment is not None and augment.moves
     box = random_resized_box(width, height, rng) if moves else center_box(width, height)
-    pixels: Pixels = np.asarray(crop_resize(image, box, size)).transpose(2, 0, 1)
+    pixels: Pixels = np.asarray(crop_resize(image, box, size, reading)).transpose(2, 0, 1)
     pixels = flip(pixels, rng) if moves else pixels
     return pixels if augment is None else augment(pixels, rng)
 
@@ -296,12 +329,12 @@ def file_dataset(
             f"{len(without)} classes have no image for validation ({names}"
             f"{', …' if len(without) > 8 else ''}): its accuracy says nothing of them."
         )
-    size = config.image_size
+    size, reading = config.image_size, reading_of(config)
     return Dataset(
         name=config.data,
         classes=tuple(classes),
-        train=FileImages(train, size, seed, Augment(config, mean=IMAGENET_MEAN)),
-        validation=FileImages(validation, size, seed),
+        train=FileImages(train, size, seed, Augment(config, mean=IMAGENET_MEAN), reading),
+        validation=FileImages(validation, size, seed, reading=reading),
         shape=(3, size, size),
         mean=IMAGENET_MEAN,
         std=IMAGENET_STD,

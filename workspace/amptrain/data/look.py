@@ -9,7 +9,7 @@ from PIL import Image
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 
-from amptrain.data.decode import READ_ERRORS, broken_text, retried, to_rgb
+from amptrain.data.decode import READ_ERRORS, Reading, broken_text, retried, to_rgb
 from amptrain.data.files import FileList
 
 DECODE_BYTES = 256 * 2**20
@@ -29,7 +29,7 @@ def find_broken(parts: Sequence[FileList], cpus: int) -> list[str]:
         def read() -> None:
             with Image.open(path) as file:
                 if whole:
-                    to_rgb(file)
+                    to_rgb(file, Reading())
 
         try:
             retried(read)

@@ -118,9 +118,12 @@ def open_as_trained(config: EvaluateConfig, info: ModelInfo) -> Dataset:
     size = max(info.shape[1], 8)
     data = DataConfig(data=config.data, data_dir=config.data_dir, image_size=size, augment="none")
     try:
-        return open_dataset(replace(data, val_fraction=info.val_fraction), info.seed)
+        task = open_dataset(replace(data, val_fraction=info.val_fraction), info.seed)
     except ConfigError:  # other data, which has images for validation and needs no fraction
-        return open_dataset(data, info.seed)
+        task = open_dataset(data, info.seed)
+    if task.validation.reading is not None:
+        task.validation.reading = info.reading
+    return task
 
 
 def require_same_classes(info: ModelInfo, task: Dataset) -> None:

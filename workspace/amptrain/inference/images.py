@@ -54,8 +54,8 @@ def read_image(path: Path, info: ModelInfo) -> Tensor:
     Raises what is in UNREADABLE.
     """
     with Image.open(path) as file:
-        box = center_box(*upright_size(file), zoom=1 / info.crop)
-        image = crop_resize(file, box, info.shape[1])
+        box = center_box(*upright_size(file, info.reading), zoom=1 / info.crop)
+        image = crop_resize(file, box, info.shape[1], info.reading)
     if info.shape[0] == 1:
         image = image.convert("L")
     pixels = np.atleast_3d(np.asarray(image)).transpose(2, 0, 1)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from amptrain.data.decode import Reading
 from amptrain.errors import ConfigError, TrainingError
 
 FORMAT = "amptrain model 1"
@@ -37,6 +38,8 @@ class ModelInfo:
     """The pixel value of white."""
     crop: float = 224 / 256
     """Part of the shorter side that is seen: the middle of the image is cut out as a square."""
+    reading: Reading = field(default_factory=Reading)
+    """How image files are read."""
     averaged: bool = False
     """Whether these are the averaged weights (EMA)."""
     step: int = 0
@@ -118,6 +121,8 @@ def read_info(path: Path) -> ModelInfo:
     known = {item.name for item in fields(ModelInfo)}
     for name in ("classes", "shape", "mean", "std"):
         values[name] = tuple(values[name])
+    if "reading" in values:  # files of before lack it
+        values["reading"] = Reading(**values["reading"])
     return ModelInfo(**{name: value for name, value in values.items() if name in known})
 
 

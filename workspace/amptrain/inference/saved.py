@@ -2,7 +2,7 @@
 
 from amptrain.checkpoint.state import TrainState
 from amptrain.config import TrainConfig
-from amptrain.data.datasets import Dataset
+from amptrain.data.datasets import Dataset, reading_of
 from amptrain.inference.model_file import ModelInfo, versions
 
 
@@ -17,6 +17,7 @@ def saved_info(config: TrainConfig, task: Dataset, state: TrainState, epoch: int
         std=task.std,
         pixel_max=task.pixel_max,
         crop=task.crop,
+        reading=reading_of(config.data),
         averaged=state.ema is not None,
         step=progress.step,
         epoch=epoch,

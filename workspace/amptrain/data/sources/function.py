@@ -29,8 +29,10 @@ from amptrain.data.datasets import (
     Images,
     Key,
     Sample,
+    reading_of,
     square_of,
 )
+from amptrain.data.decode import Reading
 from amptrain.data.transforms import sample_rng
 from amptrain.errors import ConfigError
 from amptrain.own import own_function
@@ -41,8 +43,11 @@ USAGE = "module:function or file.py:function (returns data sets of your own)"
 class OwnImages(Images):
     """The items of a map-style data set, by (epoch, index)."""
 
-    def __init__(self, items: Any, size: int, seed: int, augment: Augment | None = None) -> None:
+    def __init__(
+        self, items: Any, size: int, seed: int, reading: Reading, augment: Augment | None = None
+    ) -> None:
         self.items, self.size, self.seed, self.augment = items, size, seed, augment
+        self.reading = reading
         targets = getattr(items, "targets", None)  # torchvision's word for the labels of all items
         self.labels = None if targets is None else np.asarray(targets, dtype=np.int64)
 
@@ -64,7 +69,8 @@ class OwnImages(Images):
         if isinstance(image, np.ndarray):
             image = Image.fromarray(image.squeeze())
         rng = sample_rng(self.seed, epoch, index)
-        pixels = square_of(image, self.size, None if epoch == VALIDATION else self.augment, rng)
+        augment = None if epoch == VALIDATION else self.augment
+        pixels = square_of(image, self.size, augment, rng, self.reading or Reading())
         return torch.from_numpy(np.ascontiguousarray(pixels))
 
 
@@ -120,19 +126,19 @@ def open(argument: str, config: DataConfig, seed: int) -> Dataset:
             f"{argument} does not say which classes there are: return their names as a third value,"
             " or give the data set an attribute `classes`."
         )
-    size = config.image_size
-    images = OwnImages(train, size, seed, Augment(config, mean=IMAGENET_MEAN))
+    size, reading = config.image_size, reading_of(config)
+    images = OwnImages(train, size, seed, reading, Augment(config, mean=IMAGENET_MEAN))
     first = images[(VALIDATION, 0)].image
     own = first.is_floating_point()
     if own:
-        images.augment = None
+        images.augment = images.reading = None
     channels = first.shape[0]
     names = [str(name) for name in classes]
     return Dataset(
         name=config.data,
         classes=tuple(names),
         train=images,
-        validation=OwnImages(validation, size, seed),
+        validation=OwnImages(validation, size, seed, reading),
         shape=(channels, first.shape[1], first.shape[2]),
         mean=(0.0,) * channels if own else IMAGENET_MEAN,
         std=(1.0,) * channels if own else IMAGENET_STD,
