@@ -251,6 +251,59 @@ def test_the_backward_half_moves_no_weight_and_the_rate_is_that_of_each_group() 
     assert moved == {"body.0.weight", "head.weight"}  # those of the group of matrices
 
 
+class Words(nn.Module):
+    """An embedding, whose gradient may be a sparse one."""
+
+    def __init__(self, sparse: bool) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, 8, sparse=sparse)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, words: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.embedding(words).mean(1))
+        return logits
+
+
+def words_step(*, sparse: bool, precision: str, scale: float = 1.0) -> tuple[nn.Module, Any]:
+    """One clipped SGD step of two micro-batches, in which words come more than once."""
+    torch.manual_seed(0)
+    model = Words(sparse)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    kind = resolve_precision(PrecisionConfig(precision=precision, init_scale=1024.0), CPU)
+    guard = BufferGuard(model)
+    batches = [
+        MicroBatch(
+            inputs=torch.tensor([[1, 2, 2], [2, 7, part]]),
+            targets=torch.tensor([0, 2]),
+            loss_weight=0.5 * scale,
+            last=part == 1,
+        )
+        for part in range(2)
+    ]
+    gradients = backward(model, optimizer, kind, batches, loss_fn=cross_entropy, guard=guard)
+    outcome = update(optimizer, kind, gradients, guard=guard, learning_rate=0.1, max_grad_norm=0.01)
+    return model, outcome.read()
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16", "fp32"])
+def test_sparse_gradients_make_the_step_of_dense_ones(precision: str) -> None:
+    (dense, told), (sparse, of_sparse) = (
+        words_step(sparse=kind, precision=precision) for kind in (False, True)
+    )
+    assert of_sparse.grad_norm == pytest.approx(told.grad_norm, rel=1e-3)
+    assert told.grad_norm > 0.1  # so it was clipped
+    for own, other in zip(sparse.parameters(), dense.parameters(), strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-6)
+    before, _ = words_step(sparse=True, precision=precision, scale=math.inf)
+    after, outcome = words_step(sparse=True, precision=precision, scale=math.nan)
+    assert (outcome.skipped, outcome.nonfinite_parameter) == (True, "embedding.weight")
+    torch.manual_seed(0)
+    for model in (before, after):
+        for own, other in zip(model.parameters(), Words(True).parameters(), strict=True):
+            assert torch.equal(own, other)
+        torch.manual_seed(0)
+
+
 class Waits(TorchDispatchMode):
     """Counts the operations that on CUDA make the host wait for the device."""
 

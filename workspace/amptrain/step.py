@@ -178,6 +178,10 @@ def backward(
 
     overflow = precision.unscale(optimizer)
     names, parameters = _with_gradient(model, optimizer)
+    for parameter in parameters:
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            # Of `nn.Embedding(sparse=True)`: until then a row stands there once for each use.
+            parameter.grad = parameter.grad.coalesce()
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     norms = _norms(gradients)
     norm = torch.linalg.vector_norm(norms)
@@ -208,7 +212,7 @@ def update(
     timm's).
     """
     if max_grad_norm is not None:
-        torch.nn.utils.clip_grads_with_norm_(gradients.parameters, max_grad_norm, gradients.norm)
+        _clip(gradients, max_grad_norm)
     for group in optimizer.param_groups:
         group["lr"] = learning_rate * group.get("lr_scale", 1.0)
     scale_before = precision.loss_scale.clone()
@@ -228,10 +232,28 @@ def update(
     return PendingOutcome(gradients.found_inf, told, gradients.names)
 
 
+def _clip(gradients: Gradients, max_grad_norm: float) -> None:
+    """Scale the gradients so that their norm is `max_grad_norm` at most."""
+    sparse = [p for p in gradients.parameters if p.grad is not None and p.grad.is_sparse]
+    dense = [p for p in gradients.parameters if p.grad is not None and not p.grad.is_sparse]
+    torch.nn.utils.clip_grads_with_norm_(dense, max_grad_norm, gradients.norm)
+    if sparse:  # whose rows torch does not clip: the factor is that of clip_grads_with_norm_
+        factor = (max_grad_norm / (gradients.norm + 1e-6)).clamp(max=1.0)
+        torch._foreach_mul_([_held(p.grad) for p in sparse if p.grad is not None], factor)
+
+
+def _held(gradient: Tensor) -> Tensor:
+    """What of a gradient this process holds: its part of a sharded one, the rows of a sparse one,
+    which has to be coalesced."""
+    if isinstance(gradient, DTensor):
+        return gradient.to_local()
+    return gradient.values() if gradient.is_sparse else gradient
+
+
 def _norms(gradients: list[Tensor]) -> Tensor:
     """Norm of each whole gradient, (len(gradients),). Of a sharded model each process has a part
     of each, and all take part."""
-    parts = [item.to_local() if isinstance(item, DTensor) else item for item in gradients]
+    parts = [_held(gradient) for gradient in gradients]
     norms = torch.stack(torch._foreach_norm(parts))
     if isinstance(gradients[0], DTensor):
         norms.square_()
