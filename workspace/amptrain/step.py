@@ -245,9 +245,12 @@ def _clip(gradients: Gradients, max_grad_norm: float) -> None:
 def _held(gradient: Tensor) -> Tensor:
     """What of a gradient this process holds: its part of a sharded one, the rows of a sparse one,
     which has to be coalesced."""
+    held = gradient
     if isinstance(gradient, DTensor):
-        return gradient.to_local()
-    return gradient.values() if gradient.is_sparse else gradient
+        held = gradient.to_local()
+    elif gradient.is_sparse:
+        held = gradient.values()
+    return held
 
 
 def _norms(gradients: list[Tensor]) -> Tensor:
