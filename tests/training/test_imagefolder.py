@@ -433,6 +433,18 @@ def test_a_run_notices_that_its_data_changed(
     assert any("12 files then, 12 now (cat 6 with other names or sizes)" in m for m in messages)
 
 
+def test_a_start_that_came_to_no_step_leaves_changed_data_to_be_told_again(
+    make_config: Make, root: Path, messages: list[str]
+) -> None:
+    """A kill, or a broken image among the new ones: the next start took them for looked at."""
+    assert train(make_config(**settings(root))) == 0
+    (root / "val/dog/001.png").write_bytes(b"no image")
+    for start in (1, 2):
+        with pytest.raises(TrainingError, match=r"dog/001\.png"):
+            train(make_config(**settings(root, epochs=2)))
+        assert sum("4 files then, 4 now (dog 2 with other" in text for text in messages) == start
+
+
 def test_the_same_data_at_another_path_is_the_same(
     make_config: Make, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

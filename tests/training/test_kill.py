@@ -13,7 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from amptrain.config import TrainConfig, save_yaml
+from amptrain.config import TrainConfig, load_yaml, save_yaml
+from amptrain.train import train
 
 from .support import alive, command, wait_for
 
@@ -131,6 +132,57 @@ def test_killed_in_the_first_start_leaves_a_run_that_starts(
         config = make_config(name=f"run-{number}", max_steps=2)
         forker(config, 0.02 * number)
         assert forker(config, 600) == 0
+
+
+KILLED_AT = """
+import os, sys
+from pathlib import Path
+from amptrain import train as module
+from amptrain.config import load_yaml
+
+def killed(*_, **__):
+    os.kill(os.getpid(), 9)
+
+setattr({where}, killed)
+module.train(load_yaml(Path(sys.argv[1])))
+"""
+
+
+def train_killed_at(where: str, config: TrainConfig) -> None:
+    """A run killed where it calls `where`: a module or class, and a name in it."""
+    settings = config.run.runs / "settings.yaml"
+    save_yaml(config, settings)
+    line = [sys.executable, "-c", KILLED_AT.format(where=where), str(settings)]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+
+
+def described(config: TrainConfig) -> dict[str, object]:
+    """What the files beside the weights say of them."""
+    names = ("config.yaml", "result.json", "data.json", "model.safetensors")
+    files = {name: config.run_dir / name for name in names}
+    return {name: path.read_bytes() if path.exists() else None for name, path in files.items()}
+
+
+def test_killed_before_its_first_weights_a_longer_run_leaves_the_files_of_the_old(
+    make_config: Make,
+) -> None:
+    """They said the settings of a run of which nothing was there, beside the weights before."""
+    config = make_config(precision="fp32")
+    assert train(config) == 0
+    before = described(config)
+    longer = make_config(precision="fp32", epochs=2)
+    train_killed_at("module, 'validate'", longer)
+    assert described(config) == before
+    train_killed_at("module.Trainer, '_write_model'", longer)
+    assert described(config) == before
+    train_killed_at("module, 'finish'", longer)
+    now = described(longer)
+    assert load_yaml(config.run_dir / "config.yaml").optim.epochs == 2
+    assert now["result.json"] is None
+    assert now["model.safetensors"] != before["model.safetensors"]
+    assert train(longer) == 0
+    assert json.loads((config.run_dir / "result.json").read_text())["epochs"] == 2
 
 
 def test_killed_processes_leave_no_workers_behind(make_config: Make) -> None:

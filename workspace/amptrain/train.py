@@ -180,10 +180,9 @@ class Trainer:
         if not self.state.is_sharded:
             self.parallel = processes.wrap(self.state.model, config.model.find_unused_parameters)
         processes.set_threads(self.order.micro_batch, self.task.shape)
-        if processes.is_main:
-            (config.run_dir / RESULT).unlink(missing_ok=True)  # of fewer epochs than these
-            save_yaml(config, config.run_dir / "config.yaml")
-            contents.write(config.run_dir, self.task.contents)
+        self.is_described = False
+        if not any(config.run_dir.glob("*.safetensors")) and not self.checkpoints.saved_step:
+            self._describe()
         self.report = self._open_report(messages)
         self.clock = Clock(self.state.progress.seconds)
         self.in_flight = InFlight()
@@ -200,6 +199,17 @@ class Trainer:
             "settings has it here. The accuracy may fall at first. Give another --name to train by "
             "one schedule from the start."
         ]
+
+    def _describe(self) -> None:
+        """Write what the weights in the run directory were trained with. Where there are some, the
+        first ones of this process have to be there before: until then these settings and data are
+        not theirs, and a kill would leave that."""
+        if self.is_described or not self.processes.is_main:
+            return
+        self.is_described = True
+        (self.config.run_dir / RESULT).unlink(missing_ok=True)  # of fewer epochs than these
+        save_yaml(self.config, self.config.run_dir / "config.yaml")
+        contents.write(self.config.run_dir, self.task.contents)
 
     def _open_report(self, messages: list[str]) -> Report:
         """The log, begun with what the run is."""
@@ -259,6 +269,7 @@ class Trainer:
                     self.save()
         broken = self.feed.count_broken()
         self._write_model(LAST)
+        self._describe()
         finish(self.config, self.task, self.order, self.state, broken, self.report.log)
         if self.checkpoints.saved_step < progress.step:
             raise CheckpointError(
@@ -443,6 +454,8 @@ class Trainer:
             write_model(self.config.run_dir / name, judged, info)
         except TrainingError as error:
             self.report.log.message(str(error))
+        else:
+            self._describe()
 
     def _stopped(self) -> bool:
         is_saved = self.save()  # with the window open, which the next run goes on with
@@ -480,7 +493,9 @@ class Trainer:
         self.state.progress.seconds = self.clock.seconds
         with self.report.monitor.paused():
             problem = self.checkpoints.save()
-        if problem is not None:
+        if problem is None:
+            self._describe()
+        else:
             self.report.log.message(problem)
         self.report.meter.go_on()
         return problem is None
