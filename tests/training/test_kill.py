@@ -164,25 +164,40 @@ def described(config: TrainConfig) -> dict[str, object]:
     return {name: path.read_bytes() if path.exists() else None for name, path in files.items()}
 
 
-def test_killed_before_its_first_weights_a_longer_run_leaves_the_files_of_the_old(
-    make_config: Make,
+@pytest.mark.parametrize(
+    ("where", "save_every", "has_weights"),
+    [
+        ("module, 'write_model'", None, False),
+        ("module.Trainer, 'save'", None, True),  # the model of the best epoch
+        ("module.Trainer, '_end_epoch'", 5, True),
+    ],
+)
+def test_settings_and_result_are_those_of_the_weights_beside_them_whenever_it_is_killed(
+    where: str, save_every: int | None, has_weights: bool, make_config: Make
 ) -> None:
-    """They said the settings of a run of which nothing was there, beside the weights before."""
+    """They said what a longer run was to be, of which nothing was there."""
     config = make_config(precision="fp32")
     assert train(config) == 0
     before = described(config)
-    longer = make_config(precision="fp32", epochs=2)
-    train_killed_at("module, 'validate'", longer)
-    assert described(config) == before
-    train_killed_at("module.Trainer, '_write_model'", longer)
-    assert described(config) == before
-    train_killed_at("module, 'finish'", longer)
-    now = described(longer)
-    assert load_yaml(config.run_dir / "config.yaml").optim.epochs == 2
-    assert now["result.json"] is None
-    assert now["model.safetensors"] != before["model.safetensors"]
+    longer = make_config(precision="fp32", epochs=2, save_every=save_every)
+    train_killed_at(where, longer)
+    assert (described(config) == before) != has_weights
+    assert load_yaml(config.run_dir / "config.yaml").optim.epochs == 1 + has_weights
+    assert (config.run_dir / "result.json").exists() != has_weights
     assert train(longer) == 0
     assert json.loads((config.run_dir / "result.json").read_text())["epochs"] == 2
+
+
+def test_a_result_has_its_settings_beside_it_where_no_weights_were_written(
+    make_config: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before its result, then ended by other settings, without the package safetensors."""
+    assert train(make_config(precision="fp32")) == 0
+    ended = make_config(precision="fp32", max_steps=12)
+    (ended.run_dir / "result.json").unlink()
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    assert train(ended) == 0
+    assert load_yaml(ended.run_dir / "config.yaml").optim.max_steps == 12
 
 
 def test_killed_processes_leave_no_workers_behind(make_config: Make) -> None:
