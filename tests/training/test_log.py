@@ -189,6 +189,34 @@ def test_a_full_disk_is_said_once_and_the_run_goes_on(
     assert [record["step"] for record in read_metrics(tmp_path / METRICS)] == [40]
 
 
+# The second thread is none of TensorBoard's: what it raises is still shown.
+FULL = """
+import resource, sys, threading; from pathlib import Path
+sys.path.insert(0, {tests!r})
+from test_log import WINDOW, RunLog
+log = RunLog(Path({run!r}), 100, enabled=True)
+resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+for _ in range(8):
+    log.window(WINDOW)
+log.close()
+RunLog(Path({run!r} + "2"), 100, enabled=True)
+other = threading.Thread(target=open, args=["/nowhere/other"])
+other.start()
+other.join()
+"""
+
+
+def test_the_thread_of_tensorboard_prints_no_traceback(tmp_path: Path) -> None:
+    """In a process of its own: pytest has a hook for threads, too."""
+    code = FULL.format(tests=str(Path(__file__).parent), run=str(tmp_path / "run"))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.count("cannot be written") == 1
+    assert done.stdout.count("loss 0.5123") == 8
+    assert "File too large" not in done.stderr
+    assert done.stderr.count("Traceback") == 1
+    assert "/nowhere/other" in done.stderr
+
+
 def test_tensorboard_reads_the_curves_and_only_the_last_of_each_step(tmp_path: Path) -> None:
     log = RunLog(tmp_path, 460, enabled=True)
     for step in (20, 40):

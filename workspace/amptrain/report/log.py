@@ -11,6 +11,7 @@ what it would say if the run had never been stopped.
 import dataclasses
 import json
 import math
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,6 +95,7 @@ class RunLog:
         self.path = run_dir / METRICS
         self.half_written = False
         self.writer: SummaryWriter | None = None
+        self.excepthook = threading.excepthook
         self.failing = False
         if not enabled:
             return
@@ -128,17 +130,33 @@ class RunLog:
         if self.enabled:
             terminal().stop_bar()
         if self.writer is not None:
-            self._try(self.writer.close)
+            self._try(self._close_tensorboard)
             self.writer = None
+            threading.excepthook = self.excepthook
 
     def _open_tensorboard(self, kept: int) -> None:
         from torch.utils.tensorboard.writer import (
             SummaryWriter,
         )  # half a second, which only rank 0 spends
 
+        threading.excepthook = self._hear_thread
         # With purge_step TensorBoard drops what a killed run had written after the last step that
         # is kept.
         self.writer = SummaryWriter(str(self.run_dir / "tensorboard"), purge_step=kept + 1)
+
+    def _hear_thread(self, args: threading.ExceptHookArgs) -> None:
+        """TensorBoard's thread keeps its error for the next write, where `_try` says it in one
+        sentence, and then raises it again for Python to print in forty lines."""
+        ours = type(args.thread).__module__.startswith("tensorboard.")
+        if not (ours and isinstance(args.exc_value, OSError)):
+            self.excepthook(args)
+
+    def _close_tensorboard(self) -> None:
+        if self.writer is not None:
+            try:
+                self.writer.flush()  # raises what the thread met since; close doesn't
+            finally:
+                self.writer.close()
 
     def _write(self, kind: str, record: Window | EpochRecord) -> None:
         values = {name: _finite(value) for name, value in dataclasses.asdict(record).items()}
