@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from entrypoints import python
 from entrypoints.doctor.finding import Finding
-from entrypoints.paths import VENV
+from entrypoints.python import PYTHON
 
-PYTHON = VENV / "bin/python"
 TIMEOUT_S = 120
 # cudnn.version() loads a part of cuDNN as a first convolution does, but needs no GPU: whose part it
 # is counts.
@@ -38,11 +38,11 @@ print(json.dumps(facts))
 """
 
 
-def ask(environment: Mapping[str, str], python: Path = PYTHON) -> dict[str, Any] | str:
+def ask(environment: Mapping[str, str], program: Path = PYTHON) -> dict[str, Any] | str:
     """What torch tells, or why it does not."""
     try:
         done = subprocess.run(
-            [str(python), "-c", QUESTION],
+            [str(program), "-c", QUESTION],
             capture_output=True,
             text=True,
             timeout=TIMEOUT_S,
@@ -62,6 +62,10 @@ def ask(environment: Mapping[str, str], python: Path = PYTHON) -> dict[str, Any]
 def check(facts: dict[str, Any] | str, environment: Mapping[str, str], gpu: bool) -> list[Finding]:
     """Findings from torch's answer; `gpu`: whether this container has a GPU's device node."""
     if isinstance(facts, str):
+        refusal = python.refusal(environment)
+        if refusal:
+            found, _, do = refusal.partition(". ")
+            return [Finding("python", "error", found, "a Python that starts", do)]
         do = "The image's own torch is in /opt/venv; python -c 'import torch' shows more"
         return [
             Finding(

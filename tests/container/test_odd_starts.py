@@ -146,6 +146,70 @@ def test_each_mode_is_prepared_or_refused_in_words(cases: list[object]) -> None:
     assert done.stdout.count("case") == len(cases)
 
 
+# What a variable does to Python is told by the entrypoint, which runs isolated, for whatever
+# follows; what is harmless is not spoken of.
+PYTHON_STARTS = r"""
+import json, os, subprocess, sys
+ENTRY = ("/usr/bin/python3", "-I", "/opt/entrypoints")
+def run(words, variables):
+    done = subprocess.run([*ENTRY, *words.split()], env=os.environ | variables, errors="replace",
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60)
+    lines = [line for line in done.stdout.splitlines() if not line.startswith("gpu: ")]
+    return done.returncode, lines
+words = ("jupyter --version", "train --help", "python -c pass", "true")
+print(json.dumps([[run(each, case) for each in words] for case in json.load(sys.stdin)]))
+"""
+DEADLY = [
+    {"PYTHONHOME": "/nowhere", "PYTHONUNBUFFERED": "1"},
+    {"PYTHONIOENCODING": "nonsense"},
+    {"PYTHONHASHSEED": "abc"},
+]
+HARMLESS = [
+    {"PYTHONPATH": "/nowhere", "PYTHONSTARTUP": "/nowhere", "BASH_ENV": "/nowhere"},
+    {"PYTHONWARNINGS": "error"},
+    {"PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"},
+]
+
+
+def test_variable_with_which_python_does_not_start_is_named() -> None:
+    """Jupyter, train and python are refused in one sentence, another program is told."""
+    options = ["--interactive", "--rm", "--shm-size=1g", "--entrypoint=/usr/bin/python3"]
+    done = docker_process(
+        "run", *options, IMAGE, "-Ic", PYTHON_STARTS,
+        text_input=json.dumps([*DEADLY, *HARMLESS]), timeout_s=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    answers = json.loads(done.stdout)
+    for case, (*pythons, other) in zip(DEADLY, answers, strict=False):
+        name, value = next(iter(case.items()))
+        sentence = f"Python can't start with {name}={value}: "
+        for code, lines in pythons:
+            assert code == 2, lines
+            assert len(lines) == 1, lines
+            assert lines[0].startswith(f"error: {sentence}")
+        assert other[0] == 0
+        assert other[1][0].startswith(f"warning: {sentence}")
+    for runs in answers[len(DEADLY) :]:
+        assert [code for code, _ in runs] == [0, 0, 0, 0], runs
+        assert not [line for _, lines in runs for line in lines if "can't start" in line]
+
+
+def test_doctor_names_the_variable_too() -> None:
+    done = run_once("doctor", options=["--env=PYTHONHOME=/nowhere"])
+    assert done.returncode == 2
+    told = r"^error +python +found +Python can't start with PYTHONHOME"
+    assert re.search(told, done.stdout, re.MULTILINE), done.stdout
+
+
+def test_program_that_another_path_hides_is_found_for_the_person() -> None:
+    done = run_once("jupyter", "--version", options=["--env=PATH=/bin"])
+    assert done.returncode == 127
+    assert (
+        "error: 'jupyter' is not in PATH=/bin, but it is /opt/venv/bin/jupyter. Leave PATH as the "
+        "image has it, or put /opt/venv/bin into yours."
+    ) in done.stderr
+
+
 @pytest.mark.parametrize("options", ODD, ids=" ".join)
 def test_no_traceback(options: list[str]) -> None:
     """The ends that a start can have: a program, and a refusal of each server."""
