@@ -49,10 +49,15 @@ def way_in(folder: Path, identity: Identity) -> str:
 
 
 def may_write(folder: Path, identity: Identity) -> bool:
-    """Whether the mode bits let the identity write (asked before privileges are dropped)."""
+    """Whether the mode bits let the identity make files there (asked before privileges are
+    dropped)."""
     status = folder.stat()
-    if identity.uid in (0, status.st_uid):
-        return identity.uid == 0 or bool(status.st_mode & 0o200)
-    if status.st_gid in (identity.gid, *identity.groups):
-        return bool(status.st_mode & 0o020)
-    return bool(status.st_mode & 0o002)
+    if identity.uid == 0:
+        return True
+    if identity.uid == status.st_uid:
+        bits = status.st_mode >> 6
+    elif status.st_gid in (identity.gid, *identity.groups):
+        bits = status.st_mode >> 3
+    else:
+        bits = status.st_mode
+    return bits & 0o3 == 0o3

@@ -10,7 +10,7 @@ from entrypoints.doctor.finding import Finding, gibibytes
 from entrypoints.identity import Identity
 from entrypoints.mounts import is_own_tmpfs, mounted_workspace, mounts
 from entrypoints.paths import WORKSPACE
-from entrypoints.workspace import way_in
+from entrypoints.workspace import may_write, way_in
 
 FREE_NEEDED = 1 << 30  # bytes; two checkpoints of a ResNet-50 with optimizer and EMA take 0.8 GB
 FREE_COMFORTABLE = 5 << 30
@@ -57,7 +57,12 @@ def owner(folder: Path, identity: Identity) -> Finding:
             )
         found = f"{mine} (mode {status.st_mode & 0o7777:04o}): {error.strerror}"
         do = way_in(folder, identity)
-        if not is_own_tmpfs(folder):
+        if isinstance(error, PermissionError) and may_write(folder, identity):
+            do = (
+                "Owner and mode allow it, so another rule of the host denies it: SELinux "
+                f"(-v ./workspace:{folder}:z, see docs/identities.md), or a file server's own"
+            )
+        elif not is_own_tmpfs(folder):
             do += ", or start with its owner: -e PUID=… -e PGID=…"
         return Finding(
             "workspace", "error", found, f"a folder that uid {identity.uid} may write to", do

@@ -2,6 +2,7 @@
 mends it."""
 
 import json
+import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -213,6 +214,20 @@ def test_workspace_of_somebody_else(tmp_path: Path) -> None:
     told = texts(ask(f"--volume={folder}:/workspace", "--env=PUID=1234"), "workspace", "error")
     assert "belongs to 4242:4242, work is done as 1234:" in told
     assert "PUID" in told
+
+
+def test_denied_by_another_rule_than_owner_and_mode(tmp_path: Path) -> None:
+    """As SELinux denies it, which few hosts of tests have: the kernel refuses to make files."""
+    flags = {"index": 2, "value": os.O_CREAT, "valueTwo": os.O_CREAT, "op": "SCMP_CMP_MASKED_EQ"}
+    rule = {"names": ["openat"], "action": "SCMP_ACT_ERRNO", "errnoRet": 13, "args": [flags]}
+    profile = tmp_path / "seccomp.json"
+    profile.write_text(json.dumps({"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [rule]}))
+    folder = make_folder(tmp_path / "w", owner=1000)
+    options = [f"--volume={folder}:/workspace", f"--security-opt=seccomp={profile}"]
+    told = texts(ask(*options), "workspace", "error")
+    assert "belongs to 1000:1000, work is done as 1000:1000 (mode 0755): Permission denied" in told
+    assert "another rule of the host denies it: SELinux (-v ./workspace:/workspace:z" in told
+    assert "chown" not in told
 
 
 def test_workspace_of_root_that_all_may_write_to(tmp_path: Path) -> None:
