@@ -3,9 +3,11 @@
 import errno
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -97,6 +99,48 @@ def test_a_reader_that_goes_away_ends_no_run(make_config: Make) -> None:
         errors = run.stderr.read()
     assert (run.returncode, errors) == (0, b"")
     assert (config.run_dir / "result.json").exists()
+
+
+def test_a_terminal_that_closes_ends_no_run(make_config: Make) -> None:
+    """Without a signal, as that of a session the run was moved out of: a write gives EIO, and the
+    bar writes from a thread of its own."""
+    config = make_config(epochs=3, log_every=1, precision="fp32")
+    master, slave = pty.openpty()
+    with subprocess.Popen(
+        command(config),
+        stdout=slave,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "TERM": "xterm-256color"},
+    ) as run:
+        os.close(slave)
+        shown = b""
+        while b"step  5/36" not in shown:
+            shown += os.read(master, 4096)
+        os.close(master)
+        assert run.stderr is not None
+        errors = run.stderr.read()
+    assert (run.returncode, errors) == (0, b"")
+    assert "━" in shown.decode(errors="ignore")
+    assert (config.run_dir / "result.json").exists()
+
+
+def test_a_full_disk_below_standard_output_ends_no_run(make_config: Make) -> None:
+    """`amptrain train > log`; the run itself is on another disk."""
+    config = make_config(log_every=1, precision="fp32")
+    with Path("/dev/full").open("wb") as full:
+        run = subprocess.run(command(config), stdout=full, stderr=subprocess.PIPE, check=False)
+    assert (run.returncode, run.stderr) == (0, b"")
+    assert (config.run_dir / "result.json").exists()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_thread_trains_and_continues(workers: int, make_config: Make) -> None:
+    """As in a notebook's or a server's; only the main thread may set handlers of signals."""
+    for epochs in (1, 2):
+        config = make_config(epochs=epochs, num_workers=workers, precision="fp32")
+        with ThreadPoolExecutor() as threads:
+            assert threads.submit(train, config).result() == 0
+    assert json.loads((config.run_dir / "result.json").read_text())["epochs"] == 2
 
 
 def test_two_runs_in_one_directory_are_refused(make_config: Make) -> None:

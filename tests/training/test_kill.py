@@ -13,10 +13,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import torch
 from amptrain.config import TrainConfig, load_yaml, save_yaml
+from amptrain.inference.model_file import read_tensors
 from amptrain.train import train
 
-from .support import alive, command, wait_for
+from .support import alive, command, lines_of, wait_for
 
 Make = Callable[..., TrainConfig]
 # A process that has imported torch and forks the runs: they begin within milliseconds, as 100 of
@@ -186,6 +188,23 @@ def test_settings_and_result_are_those_of_the_weights_beside_them_whenever_it_is
     assert (config.run_dir / "result.json").exists() != has_weights
     assert train(longer) == 0
     assert json.loads((config.run_dir / "result.json").read_text())["epochs"] == 2
+
+
+def test_killed_in_a_validation_it_is_made_again_and_the_weights_are_the_same(
+    make_config: Make,
+) -> None:
+    """With EMA, and the last steps of the epoch in no checkpoint."""
+    settings = {"epochs": 2, "ema_decay": 0.9, "augment": "flip", "save_every": 5}
+    whole, part = (make_config(name=name, **settings) for name in ("whole", "part"))
+    train_killed_at("__import__('amptrain.validate').validate, 'parts_right'", part)
+    assert saved_step(part) == 10
+    assert train(whole) == train(part) == 0
+    assert weights(part) == weights(whole)
+    assert lines_of(part.run_dir) == lines_of(whole.run_dir)
+    for name in ("model.safetensors", "best.safetensors"):
+        one, other = (read_tensors(config.run_dir / name) for config in (part, whole))
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[key], other[key]) for key in one)
 
 
 def test_a_result_has_its_settings_beside_it_where_no_weights_were_written(
