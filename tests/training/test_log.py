@@ -296,6 +296,19 @@ def test_a_terminal_has_a_bar_with_the_time_left(term: str, bar: bool, tmp_path:
     assert bool(re.search(r"60/100 steps, elapsed 0:00:0\d left 0:00:0\d", text)) == bar
 
 
+def test_with_a_long_name_the_bar_and_all_its_numbers_fit_80_columns(tmp_path: Path) -> None:
+    """The name pushed out the steps first, and then all the rest."""
+    run = tmp_path / "imagefolder-resnet50-precisionbf16-batch_size256-weightsDEFAULT-lr0.001"
+    code = CODE.format(tests=str(Path(__file__).parent), run=str(run))
+    shown = re.sub(CONTROL, "", in_terminal(code.replace(", 100,", ", 125000,"), "xterm-256color"))
+    bars = [line for line in re.split(r"[\r\n]+", shown) if "elapsed" in line]
+    assert any(
+        re.search(r"^….*-lr0\.001 ━+ +60/125000 steps, elapsed 0:00:\d\d left 0:\d\d:\d\d$", bar)
+        for bar in bars
+    ), bars
+    assert max(map(len, bars)) <= 80
+
+
 def test_elsewhere_lines_are_plain_and_come_at_once(tmp_path: Path) -> None:
     """Through a pipe, as in `docker logs`: no control characters, and no waiting for a full
     buffer."""

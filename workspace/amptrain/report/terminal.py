@@ -47,15 +47,20 @@ class Terminal(logging.Handler):
         """Show a bar, where standard output is a terminal."""
         if sys.stdout is None or not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
             return
+        console = Console(file=sys.stdout)
+        # What the numbers and words leave; rich would cut the numbers, too, and not the name first.
+        room = max(20, console.width - 2 * len(str(total)) - 41)
+        if len(name) > room - 8:  # runs of a sweep differ at the end of their names
+            name = f"…{name[9 - room :]}"
         self.bar = Progress(
             TextColumn("{task.description}"),
-            BarColumn(),
+            BarColumn(min(40, room - len(name))),
             MofNCompleteColumn(),
             TextColumn("steps, elapsed"),
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
-            console=Console(file=sys.stdout),
+            console=console,
             refresh_per_second=4,
         )
         self.bar.add_task(name, total=total, completed=completed)
