@@ -12,8 +12,10 @@ from entrypoints.mounts import is_read_only, is_volume, mounts
 from entrypoints.paths import HOME, RUN, WORKSPACE
 from entrypoints.workspace import may_write, way_in
 
-# What the image puts into the home, and a new volume there takes over from it.
-HOME_FILES = (".bashrc", ".profile", ".bash_logout", ".ssh", ".cache", ".local", ".vscode-server")
+# What the image put into the home, and a new volume there took over from it.
+HOME_FILES = (".bashrc", ".profile", ".bash_logout")
+# What Docker makes, as root, on the way to a mount below it.
+HOME_FOLDERS = (".ssh", ".cache", ".local", ".vscode-server", ".vscode-server/extensions")
 
 
 def make_run_folder(needed: bool) -> bool:
@@ -55,6 +57,7 @@ def give_image_folders(identity: Identity) -> None:
     container's own.
     """
     if os.getuid() != 0:
+        check_home_folders(identity)
         return
     points = mounts()
     if is_containers_own(WORKSPACE, points):
@@ -62,8 +65,7 @@ def give_image_folders(identity: Identity) -> None:
     if identity.home != HOME:
         return
     if is_containers_own(HOME, points):
-        names = (*HOME_FILES, ".vscode-server/extensions")
-        take_over([HOME, *(HOME / name for name in names)], identity)
+        take_over([HOME, *(HOME / name for name in (*HOME_FILES, *HOME_FOLDERS))], identity)
     owner = HOME.stat().st_uid
     if owner != identity.uid and not may_write(HOME, identity):
         other = f" Or start with PUID={owner}." if owner else ""
@@ -71,6 +73,21 @@ def give_image_folders(identity: Identity) -> None:
             f"{HOME} belongs to uid {owner}, not to {identity.uid}, which may not write there. "
             f"{way_in(HOME, identity)}{other}"
         )
+
+
+def check_home_folders(identity: Identity) -> None:
+    """Tell which folders of the home a start with `--user` can't write to.
+
+    Docker makes them as root on the way to a mount below (moby/moby#2259); only root can give them.
+    """
+    for name in HOME_FOLDERS:
+        folder = identity.home / name
+        if folder.is_dir() and not os.access(folder, os.W_OK):
+            warn(
+                f"{folder} belongs to uid {folder.stat().st_uid}, not to {identity.uid}, which may "
+                "not write there: Docker makes the folders above a mount as root. Start without "
+                f"--user (PUID={identity.uid} says who you are), or mount to a place outside it."
+            )
 
 
 def is_containers_own(folder: Path, points: Mapping[Path, str]) -> bool:

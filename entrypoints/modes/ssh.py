@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from entrypoints.accounts import set_password
@@ -16,10 +17,12 @@ from entrypoints.authorized_keys import (
 )
 from entrypoints.credentials import new_password
 from entrypoints.errors import EntrypointError, say, warn
+from entrypoints.files import give
 from entrypoints.identity import NAME, Identity
 from entrypoints.mode import Facts, Launch, Mode
 from entrypoints.paths import RUN, SSHD, STATE
 from entrypoints.ports import is_listened_on, published_port, require_free_port
+from entrypoints.workspace import may_write
 
 PORT = 2222
 SSHD_PORT = 22  # sshd's own default
@@ -60,6 +63,7 @@ class Ssh(Mode):
         users = [NAME, "root"] if as_root else [identity.name]
         folder = RUN if as_root else identity.home / PRIVATE
         folder.mkdir(mode=0o700, exist_ok=True)
+        make_key_folder(identity)
         authorized = install_keys(folder / "authorized_keys", keys, users)
         password = None if has_own_keys(identity) or keys else one_time_password(environment)
         if password:
@@ -107,6 +111,19 @@ def listening_port(arguments: Sequence[str], default: int) -> int:
     lines = [line.split() for line in asked.stdout.splitlines()]
     ports = [int(line[1].rpartition(":")[2]) for line in lines if line[0] == "listenaddress"]
     return next((port for port in ports if port != default), default)
+
+
+def make_key_folder(identity: Identity) -> None:
+    """Make the ~/.ssh into which people copy their keys. A convenience, and not at any price."""
+    folder = identity.home / ".ssh"
+    if not may_write(identity.home, identity):
+        return
+    with suppress(
+        OSError
+    ):  # it is there, or the home is full, read-only or a NAS that refuses root
+        folder.mkdir(mode=0o700)
+        if os.getuid() == 0:
+            give(folder, identity.uid, identity.gid)
 
 
 def install_keys(folder: Path, keys: Sequence[str], users: Sequence[str]) -> Path:

@@ -123,7 +123,7 @@ def test_training_leaves_files_of_the_host_s_user(container: DevContainer) -> No
 def test_the_editor_s_server_and_pip_have_a_home(container: DevContainer) -> None:
     container.execute(
         "mkdir -p ~/.vscode-server/extensions/some ~/.vscode-server/bin && touch "
-        "~/.vscode-server/bin/x"
+        "~/.vscode-server/bin/x && mkdir -p ~/.cache"
     )
     make_wheel(make_folder(container.repository / "wheels"), "smallpackage", "1.2")
     container.execute("pip install --no-index --find-links wheels smallpackage")

@@ -124,6 +124,15 @@ def test_home_folder_of_the_host_is_left_as_it_is(tmp_path: Path) -> None:
     assert "warning: /home/dev belongs to uid 1000, not to 12345" in done.stderr
 
 
+def test_folder_above_a_mount_is_the_user_s_or_told(tmp_path: Path) -> None:
+    # Docker makes it as root, and the image has none there.
+    mount = f"--volume={make_folder(tmp_path / 'hub', 1000)}:/home/dev/.cache/huggingface"
+    made = run_once("sh", "-c", "touch ~/.cache/uv && stat -c %U ~/.cache", options=[mount])
+    assert (made.stdout.strip(), made.stderr) == ("dev", "")
+    told = run_once("true", options=[mount, "--user=1000:1000"]).stderr
+    assert "warning: /home/dev/.cache belongs to uid 0, not to 1000" in told
+
+
 def test_volume_as_home_and_the_image_s_workspace_become_the_user_s() -> None:
     volume = f"test-{uuid.uuid4().hex[:12]}"
     try:

@@ -192,6 +192,10 @@ def test_key_that_dev_put_into_its_home_is_no_key_of_root(ssh: Ssh, key: KeyPair
         assert ssh(container, "whoami", user="root").returncode == 255
 
 
+def test_keys_have_a_folder_in_the_home(server: Container) -> None:
+    assert server.execute("stat", "-c", "%U %a", "/home/dev/.ssh").strip() == "dev 700"
+
+
 def test_fingerprint_is_the_server_s() -> None:
     with started("ssh", options=OPTIONS) as container:
         printed = container.wait_for_log(r"host key (SHA256:\S+) \(ED25519\)")[1]
