@@ -193,6 +193,7 @@ def test_key_that_dev_put_into_its_home_is_no_key_of_root(ssh: Ssh, key: KeyPair
 
 
 def test_keys_have_a_folder_in_the_home(server: Container) -> None:
+    server.wait_for_log("Server listening")
     assert server.execute("stat", "-c", "%U %a", "/home/dev/.ssh").strip() == "dev 700"
 
 
