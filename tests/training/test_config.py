@@ -210,6 +210,19 @@ def test_the_last_file_wins(tmp_path: Path) -> None:
     assert parse_config(flags, "x").optim.epochs == 4
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"), [("photos", "imagefolder:photos"), ("list.csv", "table:list.csv")]
+)
+def test_a_bare_path_as_data_is_told_its_kind(
+    name: str, meant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make = Path(name).touch if Path(name).suffix else Path(name).mkdir
+    make()
+    with pytest.raises(ConfigError, match=f"Do you mean {meant}\\?"):
+        from_flat({"data": name})
+
+
 def test_a_tilde_is_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Shells leave it alone in --runs=~/runs."""
     monkeypatch.setenv("HOME", str(tmp_path))

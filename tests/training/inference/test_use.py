@@ -116,7 +116,25 @@ def test_predict_goes_on_after_a_broken_image_and_ends_with_1(
     rows = list(csv.DictReader(io.StringIO(told.out)))
     assert "cannot identify" in rows[0]["error"]
     assert rows[1]["class"] == "blue"
-    assert "1 images could not be read" in told.err
+    assert "1 image could not be read" in told.err
+
+
+def test_what_is_not_there_has_a_row_of_its_own(
+    run: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "empty").mkdir()
+    one = str(run.parent / "photos" / "val" / "green" / "0.png")
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{tmp_path}/gone.png\r\n\r\n{one}\r\n"))
+    out = tmp_path / "new" / "answers.json"
+    assert main(["predict", str(run), "-", str(tmp_path / "empty"), "--out", str(out)]) == 1
+    gone, there, empty = json.loads(out.read_text())
+    assert gone["error"] == "there is no such file"
+    assert there["predictions"][0]["class"] == "green"
+    assert empty == {"image": f"{tmp_path}/empty", "error": "there is no image in this folder"}
+    assert "2 images could not be read" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -125,6 +143,7 @@ def test_predict_goes_on_after_a_broken_image_and_ends_with_1(
         (["predict", "nowhere", "a.png"], "There is no file and no run nowhere"),
         (["predict", "RUN", "nowhere.png"], "There is no file and no folder nowhere.png"),
         (["predict", "RUN"], "Which images?"),
+        (["predict", "RUN", ".", "--out", "a.xlsx"], "its ending needs to be .csv or .json"),
         (["export", "RUN"], "Which format?"),
         (["evaluate", "RUN", "--data", "digits"], "knows 3 classes and digits has 10"),
     ],

@@ -21,6 +21,7 @@ from amptrain.inference.model_file import ModelInfo, load_model
 from amptrain.inference.multilabel import judge_labels, write_labels
 from amptrain.inference.predict import chosen_device, described
 from amptrain.loss import image_losses
+from amptrain.words import counted
 
 LARGEST_PICTURE = 100
 """Classes in a picture; more cannot be told apart, and the CSV has them all."""
@@ -99,7 +100,8 @@ def main(arguments: Sequence[str]) -> int:
             "for each (--loss cross-entropy). Judge it on such images, or train with --loss bce."
         )
     device = chosen_device(config.device)
-    print(f"{path}: {described(info)}; judged on {len(task.validation)} images of {task.name}")
+    images = counted(len(task.validation), "image")
+    print(f"{path}: {described(info)}; judged on {images} of {task.name}")
     folder = config.out or path.parent / "evaluation"
     batches = _batches(task.validation, config.batch_size)
     if task.label_sets is not None:
@@ -247,5 +249,5 @@ def _tell(result: Evaluation, folder: Path) -> None:
         numbers = f"{values['images']:6}  {values['precision']:9.2%}  {values['recall']:6.2%}"
         print(f"{name:{width}}  {numbers}")
     if result.broken:
-        print(f"{len(result.broken)} images could not be read; evaluation.json lists them.")
+        print(f"{counted(len(result.broken), 'image')} could not be read; see evaluation.json.")
     print(f"Written: {folder}/evaluation.json, confusion.csv, confusion.png")

@@ -19,17 +19,23 @@ from amptrain.inference.model_file import ModelInfo
 UNREADABLE = READ_ERRORS
 
 
+def check_places(places: Iterable[str]) -> None:
+    """Raises ConfigError for a place on the command line that is not there."""
+    for place in places:
+        if place != "-" and not Path(place).expanduser().exists():
+            raise ConfigError(f"There is no file and no folder {place}.")
+
+
 def files_of(places: Iterable[str]) -> Iterator[Path]:
     """The image files that `places` mean: files, folders with all that is below, `-` for a list on
-    stdin, one path a line. Raises ConfigError for a place that is not there."""
+    stdin, one path a line. What is not there, and a folder without images, come as they are:
+    read_image tells."""
     for place in places:
         if place == "-":
             yield from files_of(line for line in map(str.rstrip, sys.stdin) if line)
             continue
         path = Path(place).expanduser()
-        if not path.exists():
-            raise ConfigError(f"There is no file and no folder {path}.")
-        yield from _below(path) if path.is_dir() else [path]
+        yield from (path.is_dir() and _below(path)) or [path]
 
 
 def _below(folder: Path) -> list[Path]:
@@ -53,6 +59,10 @@ def read_image(path: Path, info: ModelInfo) -> Tensor:
 
     Raises what is in UNREADABLE.
     """
+    if not path.exists():
+        raise FileNotFoundError("there is no such file")
+    if path.is_dir():
+        raise IsADirectoryError("there is no image in this folder")
     with Image.open(path) as file:
         box = center_box(*upright_size(file, info.reading), zoom=1 / info.crop)
         image = crop_resize(file, box, info.shape[1], info.reading)

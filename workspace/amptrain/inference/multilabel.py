@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from amptrain.errors import ConfigError
 from amptrain.inference.model_file import ModelInfo
 from amptrain.loss import image_losses, is_told
+from amptrain.words import counted
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ def write_labels(folder: Path, result: LabelEvaluation, path: Path) -> None:
         scores = f"{of_class['f1']:6.2%}  {of_class['average_precision']:6.2%}"
         print(f"{name:{width}}  {numbers}  {scores}")
     if result.broken:
-        print(f"{len(result.broken)} images could not be read; evaluation.json lists them.")
+        print(f"{counted(len(result.broken), 'image')} could not be read; see evaluation.json.")
     print(f"Written: {folder}/evaluation.json")
 
 

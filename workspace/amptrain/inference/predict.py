@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from amptrain.data.datasets import MICRO_F1
 from amptrain.errors import ConfigError, TrainingError
-from amptrain.inference.images import UNREADABLE, files_of, read_image
+from amptrain.inference.images import UNREADABLE, check_places, files_of, read_image
 from amptrain.inference.model_file import ModelInfo, load_model
+from amptrain.words import counted
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,9 @@ def main(arguments: Sequence[str]) -> int:
         raise ConfigError("Which images? Give files, folders, or - for a list on stdin.")
     if (config.top is not None and config.top < 1) or config.batch_size < 1:
         raise ConfigError("--top and --batch-size need to be at least 1.")
+    write = write_json if format_of(config) == "json" else write_csv
     model, info, path = load_model(config.model_file, config.model)
+    check_places(config.images)
     print(f"{path}: {described(info)}", file=sys.stderr)
     top = min(config.top or (len(info.classes) if info.loss == "bce" else 1), len(info.classes))
     predictions = predict(
@@ -72,13 +75,22 @@ def main(arguments: Sequence[str]) -> int:
         top=top,
         batch_size=config.batch_size,
     )
-    suffix = config.out.suffix[1:].lower() if config.out else "csv"
-    write = write_json if (config.format or suffix) == "json" else write_csv
     several = info.loss == "bce"
     if config.out is None:
         return _told(write(sys.stdout, predictions, top, several))
+    config.out.parent.mkdir(parents=True, exist_ok=True)
     with config.out.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
         return _told(write(file, predictions, top, several))
+
+
+def format_of(config: PredictConfig) -> str:
+    """csv or json. Raises ConfigError for a file of another ending, unless --format chooses."""
+    suffix = config.out.suffix[1:].lower() if config.out else "csv"
+    if config.format is None and suffix not in ("csv", "json"):
+        raise ConfigError(
+            f"--out is {config.out}; its ending needs to be .csv or .json, or give --format."
+        )
+    return config.format or suffix
 
 
 def predict(
@@ -191,5 +203,7 @@ def described(info: ModelInfo) -> str:
 
 def _told(failed: int) -> int:
     if failed:
-        raise TrainingError(f"{failed} images could not be read; the column error says why.")
+        raise TrainingError(
+            f"{counted(failed, 'image')} could not be read; the column error says why."
+        )
     return 0

@@ -10,6 +10,7 @@ from amptrain.model import blocks
 from amptrain.precision import Precision, has_bf16
 from amptrain.schedule import total_steps
 from amptrain.sharding import held
+from amptrain.words import counted
 
 
 def introduction(
@@ -21,8 +22,8 @@ def introduction(
     part = order.micro_batch // world
     return [
         f"Run {config.run_dir}: {config.model_name} on {config.data.data}, "
-        f"{len(task.train)} images to train on, {len(task.validation)} to validate with; "
-        f"{steps} steps, {order.steps_per_epoch} an epoch.",
+        f"{counted(len(task.train), 'image')} to train on, {len(task.validation)} to validate "
+        f"with; {counted(steps, 'step')}, {order.steps_per_epoch} an epoch.",
         f"Precision {state.precision.describe()}; device {device}, "
         f"{counted(torch.get_num_threads(), 'thread')}, "
         f"{counted(workers, 'loader worker')} in each process.",
@@ -33,12 +34,6 @@ def introduction(
         *mixed(config),
         *slow_on_cpu(config.precision.precision, state.precision, device),
     ]
-
-
-def counted(count: int, noun: str) -> str:
-    """`1 process`, `2 processes`."""
-    plural = "es" if noun.endswith(("s", "ch")) else "s"
-    return f"{count} {noun}{'' if count == 1 else plural}"
 
 
 def shared_out(state: TrainState) -> list[str]:

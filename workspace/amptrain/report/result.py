@@ -19,6 +19,7 @@ from amptrain.model import weights_sha256
 from amptrain.optim import with_learning_rates
 from amptrain.precision import precision_class, precision_name
 from amptrain.report.log import RunLog
+from amptrain.words import counted
 
 RESULT = "result.json"
 NO_INFLUENCE = {
@@ -85,7 +86,7 @@ def finish(
 def result_line(result: dict[str, Any]) -> str:
     """The one line of a finished run, for people."""
     broken = result["broken_images"]
-    left_out = f" {broken} images could not be read, see broken.txt." if broken else ""
+    left_out = f" {counted(broken, 'image')} could not be read, see broken.txt." if broken else ""
     return (
         f"{result['data']}: {result.get('measure', 'accuracy')} {result['accuracy']:.2%} in "
         f"{result['seconds']:.1f} s, "

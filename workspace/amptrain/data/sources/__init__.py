@@ -10,6 +10,7 @@ import difflib
 import importlib
 import pkgutil
 import re
+from pathlib import Path
 from typing import Any
 
 from amptrain.errors import ConfigError
@@ -29,6 +30,9 @@ def split(data: str) -> tuple[str, str]:
     near = difflib.get_close_matches(kind, kinds(), 1)
     if re.fullmatch(r"(.*\.py|[\w.]+):[A-Za-z_]\w*", data) and not near:
         return "function", data
+    path = Path(data).expanduser()
+    if path.exists():
+        near = [f"{'imagefolder' if path.is_dir() else 'table'}:{data}"]
     hint = f" Do you mean {near[0]}?" if near else ""
     raise ConfigError(f"--data is {data!r}; it needs to be one of {usages()}.{hint}")
 
