@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from amptrain.data.datasets import MICRO_F1
 from amptrain.errors import ConfigError, TrainingError
+from amptrain.files import named
 from amptrain.inference.images import UNREADABLE, files_of, read_image
 from amptrain.inference.model_file import ModelInfo, load_model
 
@@ -77,7 +78,10 @@ def main(arguments: Sequence[str]) -> int:
     several = info.loss == "bce"
     if config.out is None:
         return _told(write(sys.stdout, predictions, top, several))
-    with config.out.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+    with (
+        named(config.out),
+        config.out.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file,
+    ):
         return _told(write(file, predictions, top, several))
 
 
