@@ -15,8 +15,10 @@ import pytest
 import torch
 from amptrain.checkpoint.lock import alone_in
 from amptrain.checkpoint.store import sync_directory
+from amptrain.cli import run as run_command
 from amptrain.config import from_flat, save_yaml
 from amptrain.errors import CheckpointError, ConfigError, TrainingError
+from amptrain.files import atomic_write
 from amptrain.train import train
 
 from .support import Make, broken_folder, command, trainer_of, wait_for
@@ -353,3 +355,116 @@ def test_a_disk_that_cannot_sync_a_folder_is_used(
     number = errno.EIO
     with pytest.raises(OSError, match="Input/output error"):
         sync_directory(tmp_path)
+
+
+STREAMS = """
+import json, os, sys
+from amptrain.cli import main
+
+def ending(words, stdout):
+    errors = os.memfd_create("errors")
+    if (child := os.fork()) == 0:
+        os.dup2(errors, 2)
+        if stdout == "/dev/full":
+            os.dup2(os.open(stdout, os.O_WRONLY), 1)
+        elif stdout == "a pipe nobody reads":
+            reader, writer = os.pipe()
+            os.close(reader)
+            os.dup2(writer, 1)
+        else:
+            os.close(1)
+            sys.stdout = None  # as Python itself makes it
+        sys.exit(main(words))
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return code, os.pread(errors, 10**6, 0).decode()
+
+words = [[], ["--help"], ["--version"], ["check", "--help"], ["train", "--help"]]
+places = ["/dev/full", "a pipe nobody reads", "closed"]
+found = [(" ".join(w), place, *ending(w, place)) for w in words for place in places]
+print(json.dumps(found))
+"""
+"""One of argparse and one of tyro: all commands end in `cli.run`, and those that import torch for
+their help take seconds each to end."""
+
+
+def test_no_way_out_of_the_command_line_fails_at_pythons_last_flush() -> None:
+    """It exits with 120 there, and says `Exception ignored`."""
+    run = subprocess.run([sys.executable, "-c", STREAMS], stdout=subprocess.PIPE, check=True)
+    found = json.loads(run.stdout)
+    assert len(found) == 3 * 5
+    full = [(code, errors.count("\n")) for _, place, code, errors in found if "full" in place]
+    assert set(full) == {(1, 1)}
+    assert all("No space left" in errors for _, place, _, errors in found if "full" in place)
+    assert {(code, errors) for _, place, code, errors in found if "pipe" in place} == {(141, "")}
+    assert {(code, errors) for _, place, code, errors in found if place == "closed"} == {(0, "")}
+
+
+def test_a_sentence_that_nobody_can_read_keeps_its_exit_code() -> None:
+    with Path("/dev/full").open("wb") as full:
+        run = subprocess.run(
+            [sys.executable, "-m", "amptrain", "launch"], stdout=full, stderr=full, check=False
+        )
+    assert run.returncode == 2
+
+
+def test_a_run_is_quiet_where_warnings_are_errors(make_config: Make) -> None:
+    config = make_config(num_workers=1, precision="fp32")
+    run = subprocess.run(
+        command(config),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONWARNINGS": "error"},
+        check=False,
+    )
+    assert (run.returncode, run.stderr) == (0, b"")
+
+
+def test_a_result_that_cannot_be_written_says_what_is_safe_and_is_made_later(
+    make_config: Make, messages: list[str]
+) -> None:
+    """/dev/full is a file on a disk that is full."""
+    config = make_config()
+    config.run_dir.mkdir(parents=True)
+    aside = config.run_dir / "result.json.tmp"
+    aside.symlink_to("/dev/full")
+    with pytest.raises(
+        TrainingError,
+        match=r"last checkpoint is written, but .*/run/result.json could not be: No space left on ",
+    ):
+        train(config)
+    aside.unlink()
+    steps = (config.run_dir / "metrics.jsonl").read_bytes()
+    assert train(config) == 0
+    assert (config.run_dir / "metrics.jsonl").read_bytes() == steps
+    assert json.loads((config.run_dir / "result.json").read_text())["steps"] == 12
+
+
+def test_a_file_that_cannot_be_written_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "contents.json"
+    path.with_name("contents.json.tmp").symlink_to("/dev/full")
+
+    def write(_: object) -> int:
+        atomic_write(path, "{}")
+        return 0
+
+    assert run_command(write, []) == 1
+    said = capsys.readouterr().err
+    assert said == f"amptrain: The file system refused {path}: No space left on device.\n"
+
+
+def test_a_lock_that_a_file_system_refuses_with_einval_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr("fcntl.lockf", refuse)
+
+    def lock(_: object) -> int:
+        with alone_in(tmp_path / "run", is_main=True):
+            return 0
+
+    assert run_command(lock, []) == 1
+    assert f"refused {tmp_path}/run/.lock: Invalid argument" in capsys.readouterr().err

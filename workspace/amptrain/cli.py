@@ -1,10 +1,12 @@
 """The command line: `amptrain COMMAND`, each command with its own flags and --help."""
 
+import atexit
 import errno
 import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, redirect_stdout
 from importlib import metadata
 from pathlib import Path
 from typing import TypeVar
@@ -12,6 +14,7 @@ from typing import TypeVar
 from amptrain import __version__
 from amptrain.config import RENAMED, TrainConfig, load_yaml
 from amptrain.errors import ConfigError, TrainingError
+from amptrain.files import discard
 
 USAGE = """\
 usage: amptrain COMMAND [flags]
@@ -184,46 +187,94 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command. Returns the exit code: 2 for what cannot be asked for, 1 for what failed; both
     with a sentence."""
     words = sys.argv[1:] if arguments is None else list(arguments)
+    command = COMMANDS.get(words[0]) if words else None
+    return run(_without_command, words) if command is None else run(command, words[1:])
+
+
+def _without_command(words: Sequence[str]) -> int:
+    """`amptrain`, `amptrain --help` and `amptrain --version`. Raises ConfigError."""
     if not words or words[0] in {"-h", "--help"}:
         print(USAGE)
-        return 0
-    if words[0] == "--version":
+    elif words[0] == "--version":
         print(f"amptrain {__version__}, torch {metadata.version('torch')}")
-        return 0
-    if words[0] not in COMMANDS:
-        print(f"amptrain: there is no command {words[0]!r}.\n\n{USAGE}", file=sys.stderr)
-        return 2
-    return run(COMMANDS[words[0]], words[1:])
+    else:
+        raise ConfigError(f"there is no command {words[0]!r}.\n\n{USAGE}")
+    return 0
 
 
 def run(command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
     """`command`, with its failures told as sentences. Ctrl-C gives 130, and a reader that goes away
-    (`| head`) 141, as in a shell."""
+    (`| head`) 141, as in a shell. Both streams are left so that Python's flush at its end, whose
+    failure would be the exit code 120, has nothing to do."""
     if os.environ.get("NO_COLOR"):  # no-color.org; tyro has a word of its own
         os.environ["PYTHON_TYRO_ANSI_CODES"] = "False"
-    try:
-        code = command(arguments)
-        if sys.stdout is not None:
-            sys.stdout.flush()  # here, where one can see that it fails
-        return code
-    except KeyboardInterrupt:  # a run in training has a handler of its own, and saves
-        print("amptrain: Stopped by Ctrl-C.", file=sys.stderr)
-        return 128 + signal.SIGINT
-    except BrokenPipeError:
-        from amptrain.report.terminal import discard_stdout
+    with ExitStack() as streams:
+        if sys.stdout is None:  # closed (`>&-`), and tyro asks whether it is a terminal
+            nowhere = streams.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
+            streams.enter_context(redirect_stdout(nowhere))
+        code = _code_of(command, arguments) or _flush_stdout()
+    atexit.register(_remove_directory_of_torch)  # here, so that it comes before Python's own turn
+    return code
 
-        discard_stdout()
-        return 128 + signal.SIGPIPE
+
+def _remove_directory_of_torch() -> None:
+    """torch leaves a temporary directory of its own (torch/distributed/nn/jit/instantiator.py) for
+    Python to find at the end, which `python -W error` shows as a traceback."""
+    module = sys.modules.get("torch.distributed.nn.jit.instantiator")
+    if module is not None:
+        module._TEMP_DIR.cleanup()
+
+
+def _code_of(command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
+    """The exit code of `command`, also where argparse or tyro end it: for --help, or a flag that
+    does not exist."""
+    try:
+        return command(arguments)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except KeyboardInterrupt:  # a run in training has a handler of its own, and saves
+        return _tell("Stopped by Ctrl-C.", 128 + signal.SIGINT)
     except ConfigError as error:
-        print(f"amptrain: {error}", file=sys.stderr)
-        return 2
+        return _tell(str(error), 2)
     except TrainingError as error:
-        print(f"amptrain: {error}", file=sys.stderr)
-        return 1
+        return _tell(str(error), 1)
     except OSError as error:
-        # A full disk, a directory that may not be written to; anything else is a fault of ours.
-        if error.filename is None and error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EROFS}:
-            raise
-        where = f" {error.filename}" if error.filename else ""
-        print(f"amptrain: The file system refused{where}: {error.strerror}.", file=sys.stderr)
-        return 1
+        return _refused(error)
+
+
+def _refused(error: OSError) -> int:
+    """The exit code for an error of a file or stream, told."""
+    if isinstance(error, BrokenPipeError):
+        discard(sys.stdout)
+        return 128 + signal.SIGPIPE
+    # A full disk, a directory that may not be written to; anything else is a fault of ours.
+    if error.filename is None and error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EROFS}:
+        raise error
+    place = error.filename or "to write standard output or a file"
+    return _tell(f"The file system refused {place}: {error.strerror}.", 1)
+
+
+def _tell(sentence: str, code: int) -> int:
+    """Say `sentence` on standard error if that can be written to. Returns `code`, which says the
+    same to a program; what stands in standard output goes out, too."""
+    _flush_stdout()
+    try:
+        print(f"amptrain: {sentence}", file=sys.stderr, flush=True)
+    except OSError:
+        discard(sys.stderr)
+    return code
+
+
+def _flush_stdout() -> int:
+    """Write what stands in standard output, here, where one can see that it fails. Returns the exit
+    code: 141 without a reader, 1 on a full disk, told."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        discard(sys.stdout)
+        return 128 + signal.SIGPIPE
+    except OSError as error:
+        discard(sys.stdout)
+        return _tell(f"Standard output can't be written: {error.strerror}.", 1)
+    return 0

@@ -20,7 +20,8 @@ def alone_in(run_dir: Path, is_main: bool) -> Iterator[None]:
         yield
         return
     run_dir.mkdir(parents=True, exist_ok=True)
-    with (run_dir / ".lock").open("w") as file:
+    path = run_dir / ".lock"
+    with path.open("w") as file:
         try:
             # Unlike flock, loader workers do not inherit it.
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -32,6 +33,7 @@ def alone_in(run_dir: Path, is_main: bool) -> Iterator[None]:
         except OSError as error:
             # Some network disks have no locks (SModelS/smodels#37, spack/spack#12501).
             if error.errno not in {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}:
+                error.filename = str(path)
                 raise
             logger.warning(
                 "%s is on a file system without locks (%s): see to it yourself that no second run "

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from amptrain.data.files import FileList
 from amptrain.errors import ConfigError
+from amptrain.files import atomic_write
 
 NAME = "data.json"
 SEVERAL = "all, of several labels,"
@@ -63,9 +64,7 @@ def read(run_dir: Path) -> dict[str, Any] | None:
 def write(run_dir: Path, contents: dict[str, Any] | None) -> None:
     """Keep `contents` beside the run."""
     if contents is not None:
-        aside = run_dir / f"{NAME}.tmp"
-        aside.write_text(json.dumps(contents, indent=1) + "\n", encoding="utf-8")
-        aside.replace(run_dir / NAME)
+        atomic_write(run_dir / NAME, json.dumps(contents, indent=1) + "\n")
 
 
 def check(saved: dict[str, Any] | None, now: dict[str, Any] | None) -> list[str]:

@@ -20,6 +20,7 @@ from amptrain.data.mixing import Mixer, make_mixer
 from amptrain.data.order import Order, TrainBatches, ValidationBatches
 from amptrain.distributed import Processes
 from amptrain.errors import TrainingError
+from amptrain.files import atomic_write, named
 from amptrain.report.log import RunLog
 from amptrain.signals import StopSignal
 from amptrain.step import MicroBatch
@@ -168,7 +169,7 @@ class Feed:
     def _remember(self, text: str) -> None:
         """At once, so that a kill loses none; each process adds to the same file. The names may be
         in any encoding."""
-        with self.broken_list.open("ab") as file:
+        with named(self.broken_list), self.broken_list.open("ab") as file:
             file.write(text.replace("\n", " ").encode("utf-8", "surrogateescape") + b"\n")
 
     def count_broken(self) -> int:
@@ -181,7 +182,5 @@ class Feed:
             line.rpartition(b": ")[0]: line for line in self.broken_list.read_bytes().splitlines()
         }
         lines = sorted(by_path.values())
-        aside = self.broken_list.with_suffix(".tmp")
-        aside.write_bytes(b"".join(line + b"\n" for line in lines))
-        aside.replace(self.broken_list)
+        atomic_write(self.broken_list, b"".join(line + b"\n" for line in lines))
         return len(lines)

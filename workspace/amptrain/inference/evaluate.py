@@ -17,6 +17,7 @@ from torch.nn.functional import cross_entropy
 from amptrain.config import DataConfig
 from amptrain.data.datasets import VALIDATION, Dataset, Images, open_dataset
 from amptrain.errors import ConfigError
+from amptrain.files import named, write_text
 from amptrain.inference.model_file import ModelInfo, load_model
 from amptrain.inference.multilabel import judge_labels, write_labels
 from amptrain.inference.predict import chosen_device, described
@@ -201,10 +202,12 @@ def write_evaluation(folder: Path, result: Evaluation, path: Path) -> None:
         "per_class": result.per_class(),
     }
     text = json.dumps(values, indent=2, ensure_ascii=False)
-    (folder / "evaluation.json").write_text(text + "\n", encoding="utf-8", errors="surrogateescape")
-    with (folder / "confusion.csv").open(
-        "w", encoding="utf-8", errors="surrogateescape", newline=""
-    ) as file:
+    write_text(folder / "evaluation.json", text + "\n")
+    table = folder / "confusion.csv"
+    with (
+        named(table),
+        table.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file,
+    ):
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["class ↓ taken for →", *result.classes])
         for name, row in zip(result.classes, result.confusion.tolist(), strict=True):
@@ -235,7 +238,8 @@ def draw_confusion(result: Evaluation, path: Path) -> None:
                 color = "white" if parts[row, column] > 0.5 else "black"
                 axes.text(column, row, str(number), ha="center", va="center", color=color)
     figure.colorbar(image, ax=axes, label="part of the class")
-    figure.savefig(path, dpi=120)
+    with named(path):
+        figure.savefig(path, dpi=120)
 
 
 def _tell(result: Evaluation, folder: Path) -> None:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from amptrain.errors import ConfigError
+from amptrain.files import write_text
 from amptrain.inference.model_file import ModelInfo
 from amptrain.loss import image_losses, is_told
 from amptrain.words import counted
@@ -133,7 +134,7 @@ def write_labels(folder: Path, result: LabelEvaluation, path: Path) -> None:
         },
     }
     text = json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False)
-    (folder / "evaluation.json").write_text(text + "\n", encoding="utf-8", errors="surrogateescape")
+    write_text(folder / "evaluation.json", text + "\n")
     print(
         f"loss {result.loss:.4f}, micro-F1 {result.micro_f1:.2%}, mean average precision "
         f"{result.mean_average_precision:.2%}"

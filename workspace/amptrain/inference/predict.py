@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from amptrain.data.datasets import MICRO_F1
 from amptrain.errors import ConfigError, TrainingError
+from amptrain.files import named
 from amptrain.inference.images import UNREADABLE, check_places, files_of, read_image
 from amptrain.inference.model_file import ModelInfo, load_model
 from amptrain.words import counted
@@ -79,7 +80,10 @@ def main(arguments: Sequence[str]) -> int:
     if config.out is None:
         return _told(write(sys.stdout, predictions, top, several))
     config.out.parent.mkdir(parents=True, exist_ok=True)
-    with config.out.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+    with (
+        named(config.out),
+        config.out.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file,
+    ):
         return _told(write(file, predictions, top, several))
 
 

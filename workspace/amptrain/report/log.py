@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from amptrain.files import atomic_write
+from amptrain.files import atomic_write, named
 from amptrain.report.terminal import logger, terminal
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ class RunLog:
         """`line`, whole, or an OSError; what a full disk left of the one before is then ended
         first."""
         data = f"{chr(10) if self.half_written else ''}{line}\n".encode()
-        with self.path.open("ab", buffering=0) as file:
+        with named(self.path), self.path.open("ab", buffering=0) as file:
             self.half_written = True
             if file.write(data) != len(data):
                 raise OSError(f"{self.path}: only a part of a line could be written")

@@ -13,7 +13,7 @@ from amptrain.checkpoint.store import damage
 from amptrain.config import TrainConfig, flatten, renamed
 from amptrain.data.datasets import Dataset
 from amptrain.data.order import Order
-from amptrain.errors import ConfigError
+from amptrain.errors import ConfigError, TrainingError
 from amptrain.files import atomic_write
 from amptrain.model import weights_sha256
 from amptrain.optim import with_learning_rates
@@ -49,7 +49,9 @@ LENGTH = {"epochs", "max_steps", "early_stop_patience"}
 def finish(
     config: TrainConfig, task: Dataset, order: Order, state: TrainState, broken: int, log: RunLog
 ) -> None:
-    """Write `result.json` and say how the run went. All processes call this; rank 0 writes."""
+    """Write `result.json` and say how the run went. All processes call this; rank 0 writes.
+
+    Raises TrainingError, with what is safe, if it could not be written."""
     weights = state.whole(state.model)
     if not state.processes.is_main:
         return
@@ -79,7 +81,15 @@ def finish(
         "torchvision": torchvision.__version__,
         "weights_sha256": weights_sha256(weights),
     }
-    atomic_write(config.run_dir / RESULT, json.dumps(result, indent=2) + "\n")
+    path = config.run_dir / RESULT
+    try:
+        atomic_write(path, json.dumps(result, indent=2) + "\n")
+    except OSError as error:
+        raise TrainingError(
+            f"The training is done and its last checkpoint is written, but {path} could not be: "
+            f"{error.strerror}. Make room on that disk, or let it be written to; the same command "
+            "then writes it, without training anything again."
+        ) from error
     log.message(result_line(result))
 
 

@@ -14,6 +14,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from amptrain.files import discard
+
 logger = logging.getLogger("amptrain")
 
 
@@ -40,7 +42,7 @@ class Terminal(logging.Handler):
                 print(record.getMessage(), flush=True)
         except OSError:
             self.mute = True
-            discard_stdout()
+            discard(sys.stdout)
             self.stop_bar()
 
     def start_bar(self, name: str, *, completed: int, total: int) -> None:
@@ -90,11 +92,3 @@ def terminal() -> Terminal:
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     return handler
-
-
-def discard_stdout() -> None:
-    """Send what is still printed nowhere: Python flushes stdout once more at its end, and a failure
-    there would be the exit code."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
