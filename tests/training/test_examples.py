@@ -3,6 +3,7 @@ which a run does."""
 
 import io
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,8 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from .support import Make
+from .test_distributed import TORCHRUN, run, torchrun, weights
+from .test_distributed import command as command_of
 from .test_resume import assert_same, everything, run_to
 
 EXAMPLES = Path(amptrain.__file__).parents[1] / "examples"
@@ -195,6 +198,92 @@ def test_many_workers_read_the_same_shards(shards: Path) -> None:
     found = [row for batch in loader for row in batch]
     assert [row[:2] for row in found] == [row[:2] for row in alone]
     assert min(misses for *_, misses in found) > len(list(shards.glob("train-*.tar")))
+
+
+RECORDING = """
+import hashlib, os, sys
+from pathlib import Path
+from amptrain import cli
+from amptrain.checkpoint import state
+from amptrain.train import Trainer
+from torch import nn
+
+def plain(name, task):
+    "Without BatchNorm and dropout, its step is the same however its images are shared out."
+    return nn.Sequential(nn.Flatten(), nn.Linear(768, 32), nn.ReLU(), nn.Linear(32, 2))
+
+micro_batches = Trainer._micro_batches
+def recorded(self, step):
+    for batch in micro_batches(self, step):
+        with (self.config.run_dir / f"seen-{self.processes.rank}").open("a") as file:
+            for image in batch.inputs:
+                print(step, hashlib.sha256(image.numpy().tobytes()).hexdigest(), file=file)
+        yield batch
+    if step == 7 and "KILL" in os.environ and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        os.kill(os.getpid(), 9)
+
+state.build_model, Trainer._micro_batches = plain, recorded
+sys.exit(cli.run(cli.train, sys.argv[1:]))
+"""
+
+
+def images_of_steps(run_dir: Path) -> dict[int, set[tuple[str, str]]]:
+    """(rank, hash) of the images of each step; one that was made again counts once if it is the
+    same."""
+    steps: dict[int, set[tuple[str, str]]] = {}
+    for path in run_dir.glob("seen-*"):
+        for line in path.read_text().splitlines():
+            step, image = line.split()
+            steps.setdefault(int(step), set()).add((path.name, image))
+    return steps
+
+
+def test_ranks_that_share_shards_are_killed_and_see_each_image_once(
+    shards: Path, make_config: Make, tmp_path: Path
+) -> None:
+    """Two ranks with two workers each, which all read all shards; both are killed in the second
+    epoch. What they left is continued by two ranks bit for bit, and by one to rounding, with the
+    same images in each step."""
+    script = tmp_path / "recording.py"
+    script.write_text(RECORDING)
+    same = {"data": f"{EXAMPLES / 'tar_shards.py'}:shards", "image_size": 16, "batch_size": 16}
+    same |= {"epochs": 2, "save_every": 2, "keep_checkpoints": 9, "augment": "none"}
+    same |= {"model": "small_cnn", "precision": "fp32", "optimizer": "sgd", "lr": 0.05}
+    whole = make_config(name="whole", workers=2, **same)
+    killed, one = (make_config(name=name, workers=2, **same) for name in ("killed", "one"))
+    flags = {"augment": "none"}
+    done = run(torchrun(whole, str(script), **flags))
+    assert done.returncode == 0, done.stderr
+    again = torchrun(killed, str(script), **flags)
+    again.insert(len(TORCHRUN), "--max-restarts=1")
+    done = run(again, KILL="1", TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
+    assert done.returncode == 0, done.stderr
+    assert "Continuing at step 6 of 10" in done.stdout
+    assert_same(weights(killed), weights(whole))
+    assert images_of_steps(killed.run_dir) == images_of_steps(whole.run_dir)
+
+    left = ("config.yaml", "data.json", "checkpoints/step-000000006.pt")
+    for name in left:
+        (one.run_dir / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(killed.run_dir / name, one.run_dir / name)
+    done = run([sys.executable, str(script), *command_of(one, **flags)[4:]])
+    assert done.returncode == 0, done.stderr
+    assert "Continuing at step 6 of 10" in done.stdout
+    for name, weight in weights(whole).items():
+        torch.testing.assert_close(weights(one)[name], weight, rtol=1e-5, atol=1e-5)
+
+    seen = {
+        step: sorted(image for _, image in images)
+        for step, images in images_of_steps(whole.run_dir).items()
+    }
+    alone = images_of_steps(one.run_dir)
+    assert alone.keys() == {6, 7, 8, 9}
+    for step, images in alone.items():
+        assert sorted(image for _, image in images) == seen[step]
+    epochs = [[image for step in range(n, n + 5) for image in seen[step]] for n in (0, 5)]
+    assert all(len(images) == len(set(images)) == 72 for images in epochs)
+    assert set(epochs[0]) == set(epochs[1])
+    assert epochs[0] != epochs[1]
 
 
 def test_an_image_without_its_class_is_named(shards: Path) -> None:
