@@ -5,12 +5,15 @@ import io
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import amptrain
+import fsspec
 import numpy as np
 import pytest
 import torch
@@ -18,7 +21,7 @@ from amptrain.own import own_function
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from .support import Make
+from .support import Make, wait_for
 from .test_distributed import TORCHRUN, run, torchrun, weights
 from .test_distributed import command as command_of
 from .test_resume import assert_same, everything, run_to
@@ -30,7 +33,7 @@ LEARNS = {
     "gan.py": (r"critic ([\d.]+)", lambda loss: 0.5 < loss < 0.8),  # log 2: it can't tell any more
     "segmentation.py": (r"IoU ([\d.]+)", lambda iou: iou > 0.9),
 }
-DATA = {"tar_shards.py": "shards", "hugging_face.py": "hub"}
+DATA = {"tar_shards.py": "shards", "object_store.py": "shards", "hugging_face.py": "hub"}
 """What is data of one's own: script, and its function."""
 
 
@@ -121,7 +124,14 @@ def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
                     member.size = len(data)
                     archive.addfile(member, io.BytesIO(data))
     monkeypatch.setenv("SHARDS", str(folder))
+    write_index(folder)
     return folder
+
+
+def write_index(folder: Path) -> None:
+    """As a person does it, for object_store.py."""
+    line = [sys.executable, str(EXAMPLES / "object_store.py"), folder.as_uri()]
+    subprocess.run(line, check=True, capture_output=True, text=True)
 
 
 HUB = """
@@ -292,5 +302,88 @@ def test_an_image_without_its_class_is_named(shards: Path) -> None:
         member.size = len(png(0))
         archive.addfile(member, io.BytesIO(png(0)))
     own = own_function(f"{EXAMPLES / 'tar_shards.py'}:shards", "--data")
-    with pytest.raises(ValueError, match=r"train-3\.tar has the image lost, and no lost\.cls"):
+    named = r"train-3\.tar has the image lost, and no lost\.cls"
+    with pytest.raises(ValueError, match=named):
         own()
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        write_index(shards)
+    assert re.search(named, caught.value.stderr)
+
+
+@WORKERS_WARNING
+def test_many_workers_read_one_object_store(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a file system that each process opens for itself, after their parent has read."""
+    monkeypatch.setenv("SHARDS", shards.as_uri())
+    train = own_function(f"{EXAMPLES / 'object_store.py'}:shards", "--data")()[0]
+    store = sys.modules["object_store"].store
+
+    def read(rows: list[tuple[Image.Image, int]]) -> list[tuple[bytes, int, int]]:
+        return [(image.tobytes(), label, store.cache_info().misses) for image, label in rows]
+
+    alone = read([train[number] for number in range(len(train))])
+    assert [row[:2] for row in alone] == [
+        (picture(number, number % 2).tobytes(), number % 2) for number in range(72)
+    ]
+    found = [row for batch in DataLoader(train, 3, num_workers=4, collate_fn=read) for row in batch]
+    assert [row[:2] for row in found] == [row[:2] for row in alone]
+    assert min(row[2] for row in found) > alone[0][2]
+
+
+@pytest.fixture
+def s3(shards: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The shards in a real server that speaks S3, found as a person's is: by variables."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = str(found.getsockname()[1])
+    for name, value in (
+        ("AWS_ACCESS_KEY_ID", "nobody"),
+        ("AWS_SECRET_ACCESS_KEY", "nothing"),
+        ("AWS_DEFAULT_REGION", "us-east-1"),
+        ("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}"),
+    ):
+        monkeypatch.setenv(name, value)
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", port]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+        try:
+            wait_for(lambda: answers(int(port)))
+            store = fsspec.filesystem("s3")
+            store.mkdir("bucket")
+            for path in shards.iterdir():
+                store.pipe_file(f"bucket/shards/{path.name}", path.read_bytes())
+            monkeypatch.setenv("SHARDS", "s3://bucket/shards")
+            yield
+        finally:
+            server.kill()
+
+
+def answers(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True
+
+
+@WORKERS_WARNING
+@pytest.mark.usefixtures("s3")
+def test_a_run_from_s3_continues_bit_for_bit_as_one_from_files(
+    shards: Path, make_config: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Begun by workers that their parent's requests came before, stopped, continued by others."""
+    settings = {
+        "data": f"{EXAMPLES / 'object_store.py'}:shards",
+        **{"model": "small_cnn", "image_size": 16, "batch_size": 16, "epochs": 2},
+        "precision": "fp32",
+    }
+    for workers, stop in ((2, 7), (1, 99)):
+        part = run_to(make_config(workers=workers, **settings), stop)
+    monkeypatch.setenv("SHARDS", shards.as_uri())
+    whole = run_to(make_config(name="whole", **settings), 99)
+    assert_same(everything(part), everything(whole))
+
+
+def test_a_shard_that_became_shorter_is_named(shards: Path) -> None:
+    train = own_function(f"{EXAMPLES / 'object_store.py'}:shards", "--data")()[0]
+    (shards / "train-2.tar").write_bytes((shards / "train-2.tar").read_bytes()[:20000])
+    with pytest.raises(OSError, match=r"train-2\.tar gave 0 bytes .* write index\.json anew"):
+        train[71]
