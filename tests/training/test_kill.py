@@ -171,7 +171,7 @@ def described(config: TrainConfig) -> dict[str, object]:
     ("where", "save_every", "has_weights"),
     [
         ("module, 'write_model'", None, False),
-        ("module.Trainer, 'save'", None, True),  # the model of the best epoch
+        ("module.Trainer, 'save_later'", None, True),  # the model of the best epoch
         ("module.Trainer, '_end_epoch'", 5, True),
     ],
 )
