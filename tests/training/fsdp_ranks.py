@@ -69,7 +69,9 @@ def ddp_and_fsdp() -> Any:
 
 
 def stopped_and_continued() -> Any:
-    config = config_of("stopped", precision="fp32", parallel="fsdp")
+    """With checkpoints that are written meanwhile."""
+    later = {"async_checkpoint": True, "save_every": 2}
+    config = config_of("stopped", precision="fp32", parallel="fsdp", **later)
     run(config, stop_at=5)
     return run(config).state.progress.step
 

@@ -176,10 +176,11 @@ def test_a_full_disk_leaves_the_old_ones_and_nothing_half_written(store: Checkpo
     assert step_of(store) == 2
 
 
+@pytest.mark.parametrize("later", [False, True])
 def test_a_run_on_a_full_disk_goes_on_says_so_and_does_not_end_well(
-    make_config: Make, messages: list[str], monkeypatch: pytest.MonkeyPatch
+    later: bool, make_config: Make, messages: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = make_config(save_every=5)
+    config = make_config(save_every=5, async_checkpoint=later)
 
     def full(self: CheckpointStore, state: dict[str, object], step: int) -> Path:
         if step == 5:

@@ -99,8 +99,8 @@ def weights(config: TrainConfig) -> str:
 def test_100_kills_lose_no_run_and_change_no_weight(
     make_config: Make, forker: Callable[[TrainConfig, float], int]
 ) -> None:
-    """With augmentation, accumulation, EMA, in half of the runs a loader worker; each is killed
-    until it is done."""
+    """With augmentation, accumulation, EMA, in half of the runs a loader worker, in half of them
+    checkpoints written meanwhile; each is killed until it is done."""
     settings = {"epochs": 2, "save_every": 2, "accumulate": 2, "ema_decay": 0.9}
     whole = make_config(name="whole", **settings)
     assert forker(make_config(name="first", **settings), 600) == 0  # waits until torch is imported
@@ -110,7 +110,8 @@ def test_100_kills_lose_no_run_and_change_no_weight(
     chosen, kills, runs = random.Random(0), 0, 0
     steps: list[int] = []
     while kills < 100:
-        config = make_config(name=f"run-{runs}", workers=runs % 2, **settings)
+        how = {"workers": runs % 2, "async_checkpoint": runs % 4 > 1}
+        config = make_config(name=f"run-{runs}", **how, **settings)
         before = 0
         while (code := forker(config, chosen.uniform(0, 0.7 * duration))) != 0:
             assert code == -signal.SIGKILL
@@ -170,7 +171,7 @@ def described(config: TrainConfig) -> dict[str, object]:
     ("where", "save_every", "has_weights"),
     [
         ("module, 'write_model'", None, False),
-        ("module.Trainer, 'save'", None, True),  # the model of the best epoch
+        ("module.Trainer, 'save_later'", None, True),  # the model of the best epoch
         ("module.Trainer, '_end_epoch'", 5, True),
     ],
 )

@@ -92,6 +92,9 @@ class RunConfig:
     """Steps in one line of the log."""
     save_every: int | None = None
     """Steps between checkpoints, besides the one at the end of each epoch."""
+    async_checkpoint: bool = False
+    """Write checkpoints while the next steps are made: they wait for a copy in memory only, which
+    takes as much of rank 0's as a checkpoint."""
     keep_checkpoints: int = 2
     """Checkpoints kept; at least 2, so that a damaged one has one before it."""
 

@@ -117,14 +117,17 @@ def outline(model: nn.Module) -> nn.Module:
 
 
 def gathered(value: Any, keep: bool) -> Any:
-    """`value`, a state dict, with each shared-out tensor whole and on the CPU; nothing in its place
-    where `keep` is false. All processes call this; one tensor at a time is whole on the device."""
+    """A copy of `value`, a state dict, with each tensor whole and on the CPU, which the next step
+    does not change; nothing in the place of tensors where `keep` is false. All processes call this;
+    one tensor at a time is whole on the device."""
     if isinstance(value, DTensor):
-        whole = value.full_tensor()
-        # A copy: of parts that are not equal, it is a view of something larger.
-        return whole.to("cpu", copy=True) if keep else None
+        value = value.full_tensor()
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True) if keep else None
     if isinstance(value, Mapping):
         return {name: gathered(item, keep) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(gathered(item, keep) for item in value)
     return value
 
 

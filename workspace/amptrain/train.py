@@ -242,6 +242,8 @@ class Trainer:
             return self._fit()
         except WaitEnded:
             return self._stopped_waiting()
+        finally:
+            self._tell(self.checkpoints.close())
 
     def _fit(self) -> bool:
         progress, run = self.state.progress, self.config.run
@@ -266,7 +268,8 @@ class Trainer:
             elif run.save_every is not None and progress.step % run.save_every == 0:
                 self._settle()
                 if progress.consecutive_skips == 0:  # else it may push out the last good one
-                    self.save()
+                    self.save_later()
+        self._finish_save(wait=True)
         broken = self.feed.count_broken()
         self._write_model(LAST)
         self._describe()
@@ -372,6 +375,7 @@ class Trainer:
         self._settle()
         state, has_scaler = self.state, self.state.precision.has_scaler
         self.report.close_window(state.progress, self._epoch, has_scaler)
+        self._finish_save(wait=False)
 
     @property
     def _epoch(self) -> int:
@@ -428,8 +432,7 @@ class Trainer:
         if best:
             progress.best_accuracy, progress.best_step = progress.accuracy, progress.step
             self._write_model(BEST)  # first: killed in between, the epoch is made again, and this
-        if self.save() and best:
-            self.checkpoints.mark_best()
+        self.save_later(is_best=best)
         self.report.meter.restart()
         return True
 
@@ -477,7 +480,7 @@ class Trainer:
         if self.processes.world_size > 1:
             raise TrainingError(
                 f"Stopped as asked, while rank {self.processes.rank} waited for data that did not "
-                f"come. The same command continues at step {self.checkpoints.saved_step}."
+                f"come. The same command continues at {self.checkpoints.continues_at}."
             )
         self.state.guard.undo()
         if self.in_flight.generators is not None:
@@ -488,14 +491,38 @@ class Trainer:
     def save(self) -> bool:
         """Write a checkpoint. False if that failed, which is said; the run can go on. All processes
         call this."""
+        with self._held_for_save():
+            problem = self.checkpoints.save()
+        self._tell(problem)
+        return problem is None
+
+    def save_later(self, is_best: bool = False) -> None:
+        """As `save`; with --async-checkpoint it is written while the next steps are made."""
+        with self._held_for_save():
+            if self.config.run.async_checkpoint:
+                self.checkpoints.save_later(is_best=is_best)
+                return
+            problem = self.checkpoints.save(is_best=is_best)
+        self._tell(problem)
+
+    @contextmanager
+    def _held_for_save(self) -> Iterator[None]:
+        """All of the step is counted, and no other checkpoint is being written."""
         self._settle()
         self.report.meter.pause()
+        self._finish_save(wait=True)
         self.state.progress.seconds = self.clock.seconds
         with self.report.monitor.paused():
-            problem = self.checkpoints.save()
-        if problem is None:
-            self._describe()
-        else:
-            self.report.log.message(problem)
+            yield
         self.report.meter.go_on()
-        return problem is None
+
+    def _finish_save(self, wait: bool) -> None:
+        """Hear of the checkpoint that is written meanwhile, if it is done or with `wait`."""
+        self._tell(self.checkpoints.finish(wait=wait))
+
+    def _tell(self, problem: str | None) -> None:
+        """Say why a checkpoint could not be written."""
+        if problem is not None:
+            self.report.log.message(problem)
+        if self.checkpoints.has_written:
+            self._describe()

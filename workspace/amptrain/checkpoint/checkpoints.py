@@ -1,5 +1,6 @@
 """The checkpoints of a run as all its processes see them: rank 0 reads and writes, for all."""
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from amptrain.checkpoint.state import TrainState
@@ -18,7 +19,12 @@ class Checkpoints:
         self.is_known_data = False
         """Whether the run has begun with the data of now, whose files were then looked at."""
         self.saved_step = 0
-        """The step of the newest one."""
+        """The step of the newest one that is on the disk."""
+        self.has_written = False
+        """Whether one of this process is there."""
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._later: tuple[int, Future[str | None] | None] | None = None
+        """What `save_later` began: the step, and on rank 0 what becomes of it."""
 
     def load(self, total_steps: int, data: dict[str, Any] | None) -> list[str]:
         """Continue from the newest. `data` is what changes when the data does. Returns sentences
@@ -52,25 +58,67 @@ class Checkpoints:
             ) from error
         progress = self.state.progress
         self.saved_step = progress.step
-        if progress.step == progress.best_step:
-            self.mark_best()  # killed between the two
+        if progress.step == progress.best_step and self.processes.is_main:
+            self.store.mark_best(progress.step)  # killed between the two
         return [f"Continuing at step {progress.step} of {total_steps}, from {path}.", *messages]
 
-    def save(self) -> str | None:
-        """Write one. Returns the sentence why that failed, and None if it did not."""
-        problem: str | None = None
+    def save(self, *, is_best: bool = False) -> str | None:
+        """Write one, and keep it as the best. Returns the sentence why that failed, and None if it
+        did not."""
         state, step = self.state.state_dict(), self.state.progress.step
-        if self.processes.is_main:
-            try:
-                self.store.save(state, step)
-            except CheckpointError as error:
-                problem = str(error)
-        told: str | None = self.processes.broadcast_object(problem)
-        if told is None:
-            self.saved_step = step
-        return told
+        problem = self._write(state, step, is_best) if self.processes.is_main else None
+        return self._agreed(problem, step)
 
-    def mark_best(self) -> None:
-        """Keep the newest one as the best."""
+    def save_later(self, *, is_best: bool = False) -> None:
+        """Copy the state, and begin to write it while the next steps are made. What became of it
+        `finish` tells, which is called before another is written."""
+        assert self._later is None
+        state, step = self.state.state_dict(copy=True), self.state.progress.step
+        writing = None
         if self.processes.is_main:
-            self.store.mark_best(self.saved_step)
+            writing = self._thread.submit(self._write, state, step, is_best)
+        self._later = (step, writing)
+
+    def finish(self, *, wait: bool) -> str | None:
+        """Hear what became of the one that is written meanwhile, if it is done or with `wait`.
+        Returns the sentence why it failed."""
+        if self._later is None:
+            return None
+        step, writing = self._later
+        if not (wait or self.processes.broadcast_object(writing is not None and writing.done())):
+            return None
+        self._later = None
+        return self._agreed(None if writing is None else writing.result(), step)
+
+    @property
+    def continues_at(self) -> str:
+        """Where the next run begins if this process ends now."""
+        meanwhile = "" if self._later is None else f", or {self._later[0]}, which is being written"
+        return f"step {self.saved_step}{meanwhile}"
+
+    def close(self) -> str | None:
+        """End the writing, in this process alone: the run may have ended by an error, and others
+        not be there any more. Returns as `finish`."""
+        self._thread.shutdown()
+        if self._later is None or self._later[1] is None:
+            return None
+        return self._counted(self._later[1].result(), self._later[0])
+
+    def _write(self, state: dict[str, object], step: int, is_best: bool) -> str | None:
+        try:
+            self.store.save(state, step)
+        except CheckpointError as error:
+            return str(error)
+        if is_best:
+            self.store.mark_best(step)
+        return None
+
+    def _agreed(self, problem: str | None, step: int) -> str | None:
+        """Rank 0's `problem`, counted by all."""
+        return self._counted(self.processes.broadcast_object(problem), step)
+
+    def _counted(self, problem: str | None, step: int) -> str | None:
+        """Without a `problem` the checkpoint of `step` is there."""
+        if problem is None:
+            self.saved_step, self.has_written = step, True
+        return problem

@@ -18,6 +18,7 @@ MAY_DIFFER = {
         "prefetch_factor",
         "log_every",
         "save_every",
+        "async_checkpoint",
         "keep_checkpoints",
     ),
     *("precision", "init_scale", "skip_broken", "val_fraction"),

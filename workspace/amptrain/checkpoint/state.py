@@ -165,17 +165,18 @@ class TrainState:
         if self.ema is not None:
             self.processes.broadcast_tensors(list(self.ema.model.buffers()))
 
-    def state_dict(self) -> dict[str, object]:
-        """All that the next steps depend on, as tensors and plain types. All processes call
-        this."""
+    def state_dict(self, *, copy: bool = False) -> dict[str, object]:
+        """All that the next steps depend on, as tensors and plain types. With `copy` rank 0's is a
+        copy on the CPU, and the next step may begin. All processes call this."""
         self.broadcast_buffers()
         model, optimizer = self.model.state_dict(), self.optimizer.state_dict()
-        if self.is_sharded:
+        ema = None if self.ema is None else self.ema.model.state_dict()
+        if copy or self.is_sharded:
             keep = self.processes.is_main
-            model, optimizer = gathered(model, keep), gathered(optimizer, keep)
+            model, ema, optimizer = (gathered(part, keep) for part in (model, ema, optimizer))
         return {
             "model": model,
-            "ema": None if self.ema is None else self.ema.model.state_dict(),
+            "ema": ema,
             "optimizer": optimizer,
             "precision": self.precision.name,
             "scaler": self.precision.state_dict(),

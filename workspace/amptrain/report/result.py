@@ -32,6 +32,7 @@ NO_INFLUENCE = {
         "prefetch_factor",
         "log_every",
         "save_every",
+        "async_checkpoint",
     ),
     *("keep_checkpoints", "device", "skip_broken", "grad_checkpointing"),
     "parallel",
