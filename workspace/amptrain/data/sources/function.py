@@ -126,7 +126,7 @@ def open(argument: str, config: DataConfig, seed: int) -> Dataset:
             f"{argument} does not say which classes there are: return their names as a third value,"
             " or give the data set an attribute `classes`."
         )
-    size, reading = config.image_size, reading_of(config)
+    size, reading = config.size, reading_of(config)
     images = OwnImages(train, size, seed, reading, Augment(config, mean=IMAGENET_MEAN))
     first = images[(VALIDATION, 0)].image
     own = first.is_floating_point()
