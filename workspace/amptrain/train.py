@@ -16,10 +16,10 @@ from amptrain.checkpoint.resume import rng_state, set_rng_state
 from amptrain.checkpoint.state import TrainState
 from amptrain.config import Plain, TrainConfig, flatten, save_yaml
 from amptrain.data import contents
-from amptrain.data.datasets import open_dataset
 from amptrain.data.feed import Feed
 from amptrain.data.mixing import is_mixed
 from amptrain.data.order import Order
+from amptrain.data.shared import open_for_all
 from amptrain.distributed import Processes
 from amptrain.errors import CheckpointError, ConfigError, TrainingError
 from amptrain.inference.model_file import BEST, LAST, write_model
@@ -158,7 +158,7 @@ class Trainer:
         torch.backends.cudnn.benchmark = not config.run.deterministic
         torch.use_deterministic_algorithms(config.run.deterministic)
         optim = config.optim
-        self.task = open_dataset(config.data, config.run.seed)
+        self.task = open_for_all(config, processes)
         if start is not None:
             self.task = as_trained(self.task, start)
         self.order = Order(
