@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 from amptrain.checkpoint.store import CheckpointStore
-from amptrain.config import TrainConfig
-from amptrain.data.datasets import open_dataset
+from amptrain.config import DataConfig, TrainConfig
+from amptrain.data.datasets import FileImages, open_dataset
 from amptrain.data.order import ValidationBatches
+from amptrain.data.shared import mapped, shared
 from amptrain.distributed import _asked_threads, _interface
 from amptrain.model import build_model
 from amptrain.precision import resolve_precision
@@ -356,3 +357,74 @@ def test_a_broken_validation_image_loses_no_epoch_of_several_ranks(
     assert [path.name for path in (config.run_dir / "checkpoints").iterdir()] == [
         "step-000000001.pt"
     ]
+
+
+SHARED = '''
+"""What each rank has of a data set: the memory that its arrays lie in, and its first file."""
+import json
+import sys
+from pathlib import Path
+from amptrain.config import from_flat
+from amptrain.data import shared
+from amptrain.distributed import Processes
+from amptrain.errors import ConfigError
+
+processes, folder = Processes("cpu"), sys.argv[1]
+found = []
+
+def look(data):
+    try:
+        files = shared.open_for_all(from_flat({"data": data}), processes).train.files
+    except ConfigError as error:
+        return str(error)
+    address = files.names.ctypes.data
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        start, end = (int(part, 16) for part in line.split()[0].split("-"))
+        if start <= address < end:
+            return [files.name(0).decode(), line.split()[4], "memfd:amptrain-data" in line]
+
+found.append(look(f"imagefolder:{folder}"))
+found.append(look(f"imagefolder:{folder}/gone"))
+if processes.rank == 1:
+    shared.machine = lambda: "another node"
+found.append(look(f"imagefolder:{folder}"))
+
+def refused(place):
+    raise PermissionError(place.path)
+
+if processes.rank == 1:
+    shared.machine, shared.mapped = lambda: here, refused
+here = processes.broadcast_object(shared.machine() if processes.rank == 0 else None)
+found.append(look(f"imagefolder:{folder}"))
+Path(f"{folder}/{processes.rank}.json").write_text(json.dumps(found))
+processes.close()
+'''
+
+
+def test_ranks_of_one_machine_have_one_data_set_in_memory(tmp_path: Path) -> None:
+    """Each other rank, and one that cannot see that memory, looks at the data by itself."""
+    folder, script = broken_folder(tmp_path), tmp_path / "shared.py"
+    script.write_text(SHARED)
+    done = run([*TORCHRUN, str(script), str(folder)])
+    assert done.returncode == 0, done.stderr
+    first, second = (json.loads((folder / f"{rank}.json").read_text()) for rank in range(2))
+    assert first[0] == second[0] == ["black/0.png", first[0][1], True]
+    assert first[1] == second[1]
+    assert first[1].startswith(f"The folder {folder}/gone is missing; imagefolder needs")
+    for other in (2, 3):
+        assert first[other][0] == second[other][0] == "black/0.png"
+        assert (first[other][2], second[other][2]) == (True, False)
+
+
+def test_what_a_process_changes_in_shared_arrays_it_alone_sees(tmp_path: Path) -> None:
+    config = DataConfig(data=f"imagefolder:{broken_folder(tmp_path)}", image_size=16)
+    with shared(open_dataset(config, 0)) as place:
+        one, other = mapped(place), mapped(place)
+    assert isinstance(one.train, FileImages)
+    one.train.files.labels[0] = 7
+    assert one.train.labels[0] == 7  # the same array, as it was before
+    assert other.train.labels is not None
+    assert other.train.labels.tolist() == [0] * 4 + [1] * 4
+    assert [one.train.files.path(i) for i in range(8)] == sorted(
+        map(str, (tmp_path / "images/train").glob("*/*.png"))
+    )

@@ -539,6 +539,68 @@ def test_a_data_set_of_ones_own_is_a_function_of_epoch_and_index(own: Path, func
         open_dataset(DataConfig(data=f"{own}:absent"), seed=0)
 
 
+ITEMS = """
+from collections import namedtuple
+import numpy as np, torch
+
+pixels = np.arange(8 * 8 * 3, dtype=np.uint8).reshape(8, 8, 3)
+floats = torch.arange(192.0).view(3, 8, 8)
+one_hot = torch.tensor([0.0, 1.0])
+batch = torch.zeros(4, 3, 8, 8)
+
+def of(item):
+    return type("Items", (list,), {"classes": ["a", "b"]})([item] * 4)
+def hugging_face():
+    return of({"pixel_values": floats, "labels": 1}), of({"pixel_values": floats, "labels": 1})
+def with_names(): return (of({"image": pixels, "label": 1}),) * 2
+def named(): return (of(namedtuple("Row", "label image")(1, pixels)),) * 2
+def unnamed(): return (of(namedtuple("Row", "x y")(floats, torch.tensor(1))),) * 2
+def listed(): return (of([floats, torch.tensor([1])]),) * 2
+def longer(): return (of((pixels, 1, "its name")),) * 2
+
+def one_hot_label(): return (of((floats, one_hot)),) * 2
+def whole_batch(): return (of({"pixel_values": batch, "labels": torch.zeros(4)}),) * 2
+def several_images(): return (of(([floats, floats], 1)),) * 2
+def other_names(): return (of({"input_ids": floats, "y": 1}),) * 2
+def image_alone(): return (of(floats),) * 2
+def float_array(): return (of((pixels / 255, 1)),) * 2
+def no_image(): return (of(("a.png", 1)),) * 2
+"""
+
+
+@pytest.mark.parametrize(
+    "function", ["hugging_face", "with_names", "named", "unnamed", "listed", "longer"]
+)
+def test_an_item_may_be_a_dict_a_tuple_or_a_list(tmp_path: Path, function: str) -> None:
+    (tmp_path / "items.py").write_text(ITEMS)
+    config = DataConfig(data=f"{tmp_path}/items.py:{function}", image_size=8, augment="none")
+    dataset = open_dataset(config, seed=0)
+    for images in (dataset.train, dataset.validation):
+        image, label, _ = images[(-1, 3)]
+        assert (image.shape, label) == ((3, 8, 8), 1)
+        assert image.float().std() > 20  # no label taken for the image
+
+
+@pytest.mark.parametrize(
+    ("function", "sentence"),
+    [
+        ("one_hot_label", r"the label tensor\(\[0., 1.\]\); .* one-hot label that is label.argmax"),
+        ("whole_batch", r"float tensor of shape \(4, 3, 8, 8\) as its image; it needs one image"),
+        ("several_images", r"has a list as its image; it needs one image"),
+        ("other_names", r"is a dict with input_ids, y; .* pixel_values or image or img, labels or"),
+        ("image_alone", r"is a Tensor; it needs to be \(image, label\)"),
+        ("float_array", r"float64 ndarray of shape \(8, 8, 3\).* or a float tensor"),
+        ("no_image", r"has a str as its image"),
+    ],
+)
+def test_an_item_that_is_no_image_with_its_class_is_told(
+    tmp_path: Path, function: str, sentence: str
+) -> None:
+    (tmp_path / "items.py").write_text(ITEMS)
+    with pytest.raises(ConfigError, match=f"Item 0 of your data set .*{sentence}"):
+        open_dataset(DataConfig(data=f"{tmp_path}/items.py:{function}"), seed=0)
+
+
 class Stopped(Trainer):
     """Is asked to stop after three steps."""
 

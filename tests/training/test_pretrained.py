@@ -8,13 +8,23 @@ import numpy as np
 import pytest
 import torch
 import torchvision
+import yaml
 from amptrain.checkpoint.store import CheckpointStore
 from amptrain.cli import main
 from amptrain.config import OptimConfig, TrainConfig, from_flat
 from amptrain.errors import ConfigError
+from amptrain.inference.evaluate import EvaluateConfig, open_as_trained
+from amptrain.inference.images import read_image
+from amptrain.inference.model_file import LAST, read_info
 from amptrain.model import new_model
 from amptrain.optim import build_optimizer, default_lr, with_learning_rates
-from amptrain.pretrained import StartWeights, find_weights, load_weights
+from amptrain.pretrained import (
+    StartWeights,
+    begun_size,
+    find_weights,
+    load_weights,
+    with_image_size,
+)
 from PIL import Image
 from torch import nn
 
@@ -208,6 +218,80 @@ def test_another_run_is_taken_with_its_head(what: str, tmp_path: Path) -> None:
         json.loads((tmp_path / name / "result.json").read_text()) for name in ("first", "second")
     )
     assert second["accuracy"] == pytest.approx(first["accuracy"], abs=0.01)
+
+
+SMALL = ["--device", "cpu", "--precision", "fp32", "--model", "small_cnn", "--batch-size", "8",
+         "--num-workers", "0"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def of_32_pixels(photos: Path) -> list[str]:
+    """The flags of a run that starts from one whose images had 32 pixels, and says no size."""
+    runs = photos.parent / "runs"
+    flags = ["train", *SMALL, "--runs", str(runs), "--data", f"imagefolder:{photos}"]
+    assert main([*flags, "--name", "first", "--image-size", "32", "--epochs", "1"]) == 0
+    return [*flags, "--weights", str(runs / "first")]
+
+
+def sizes_of(run: Path) -> list[int]:
+    """What each file of a run says of the size of its images."""
+    settings = yaml.safe_load((run / "config.yaml").read_text())
+    result = json.loads((run / "result.json").read_text())
+    return [settings["image_size"], result["image_size"], read_info(run / LAST).shape[1]]
+
+
+def test_the_size_of_images_is_that_of_the_weights_unless_given(
+    of_32_pixels: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = [*of_32_pixels, "--runs", str(tmp_path)]
+    assert main([*flags, "--name", "own", "--epochs", "1"]) == 0
+    assert "taken at 32×32 pixels, as these weights were trained with" in capsys.readouterr().out
+    assert sizes_of(tmp_path / "own") == [32, 32, 32]
+    other = [*flags, "--name", "other", "--image-size", "24"]
+    assert main([*other, "--epochs", "1"]) == 0
+    assert "--image-size 32 is what they are used to" in capsys.readouterr().out
+    assert sizes_of(tmp_path / "other") == [24, 24, 24]
+
+
+def test_a_run_that_goes_on_keeps_the_size_of_its_images(
+    of_32_pixels: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that was begun with another size than that of its weights: so are those of before there
+    was a choice, with 224."""
+    flags = [*of_32_pixels, "--runs", str(tmp_path), "--name", "old"]
+    assert main([*flags, "--image-size", "24", "--epochs", "1"]) == 0
+    assert main([*flags, "--epochs", "1"]) == 0
+    assert "is finished at step 2" in capsys.readouterr().out
+    assert main([*flags, "--epochs", "2"]) == 0
+    assert "Continuing at step 2 of 4" in capsys.readouterr().out
+    assert sizes_of(tmp_path / "old") == [24, 24, 24]
+    assert main([*flags, "--epochs", "3", "--image-size", "32"]) == 2
+    assert "image_size 24 → 32" in capsys.readouterr().err
+
+
+def test_a_run_that_left_no_checkpoint_has_no_size_to_keep(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("image_size: 48\n")
+    assert begun_size(tmp_path) is None
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints/step-000000001.pt").touch()
+    assert begun_size(tmp_path) == 48
+    assert with_image_size(TrainConfig(), None).data.image_size == 224
+
+
+def test_a_model_is_judged_and_used_at_the_size_of_its_images(
+    of_32_pixels: list[str], photos: Path
+) -> None:
+    first = photos.parent / "runs/first"
+    config = EvaluateConfig(first, data=f"imagefolder:{photos}")
+    assert open_as_trained(config, read_info(first / LAST)).shape == SQUARE
+    assert read_image(photos / "val/cat/0.png", read_info(first / LAST)).shape == SQUARE
+
+
+def test_224_given_and_not_given_is_the_same_run() -> None:
+    """Its name too: there are runs of before, whose default was 224."""
+    given = from_flat({"data": "fake:8", "image_size": 224})
+    assert given.run_dir == from_flat({"data": "fake:8"}).run_dir
+    assert "image_size32" in from_flat({"data": "fake:8", "image_size": 32}).run_dir.name
 
 
 def test_models_of_one_size_get_that_of_the_images() -> None:

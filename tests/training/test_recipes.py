@@ -480,6 +480,7 @@ EXACT: list[tuple[dict[str, Any], list[int]]] = [
     ({"augment": "trivialaugment", "schedule": "one-cycle", "workers": 2}, [5, 13]),
     ({"mixup": 0.2, "cutmix": 1.0, "accumulate": 2, "schedule": "step"}, [3, 12]),
     ({"class_weights": "balanced", "schedule": "constant"}, [8]),
+    ({"loss": "bce", "schedule": "step", "lr_step_epochs": 1, "precision": "fp32"}, [8]),
     ({"grad_checkpointing": True, "precision": "bf16", "ema_decay": 0.9}, [9]),
 ]
 
@@ -499,12 +500,17 @@ def test_a_run_that_is_stopped_ends_as_the_one_that_is_not(
     assert_same(everything(part), everything(whole))
 
 
-def test_verify_resume_takes_all_of_them_at_once(tmp_path: Path) -> None:
-    flags = (
-        "--augment randaugment --random-erasing 0.2 --color-jitter 0.2 --mixup 0.2 --cutmix 1 "
-        "--schedule one-cycle --early-stop-patience 3 --class-weights balanced "
-        "--grad-checkpointing --max-steps 24 --num-workers 1"
-    )
+VERIFIED = [
+    "--augment randaugment --random-erasing 0.2 --color-jitter 0.2 --mixup 0.2 --cutmix 1 "
+    "--schedule one-cycle --early-stop-patience 3 --class-weights balanced --grad-checkpointing",
+    "--augment trivialaugment --loss bce --schedule step --lr-step-epochs 1 --precision fp32",
+]
+
+
+@pytest.mark.parametrize("flags", VERIFIED)
+def test_verify_resume_takes_all_of_them_at_once(tmp_path: Path, flags: str) -> None:
+    """--schedule constant is in test_verify.py."""
+    flags += " --max-steps 24 --num-workers 1"
     done = subprocess.run(
         [
             *(sys.executable, "-m", "amptrain", "verify-resume", "--device", "cpu"),

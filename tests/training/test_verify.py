@@ -33,6 +33,8 @@ def command(runs: Path, *flags: str) -> list[str]:
 
 def test_runs_kills_resumes_and_compares_hashes(tmp_path: Path) -> None:
     flags = [
+        "--schedule",
+        "constant",
         "--ema-decay",
         "0.99",
         "--grad-accum-steps",

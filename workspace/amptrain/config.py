@@ -26,6 +26,9 @@ ScheduleName = Literal["cosine", "step", "constant", "one-cycle"]
 LossName = Literal["cross-entropy", "bce"]
 ParallelName = Literal["ddp", "fsdp"]
 WARMUP_EPOCHS = 2.0
+IMAGE_SIZE = 224
+"""Where nothing says otherwise."""
+SMALLEST_IMAGE = 8
 
 Plain = bool | int | float | str | None
 RENAMED = {
@@ -131,8 +134,9 @@ class DataConfig:
     data set), or fake:N (N images, for speed)."""
     data_dir: Path = Path("data")
     """Directory in which cifar10 lies (cifar-10-batches-py, as torchvision writes it)."""
-    image_size: int = 224
-    """Height and width of an image in pixels, for imagefolder and fake."""
+    image_size: int | None = None
+    """Height and width of an image in pixels, for all but digits and cifar10; the default is what
+    --weights were trained with, else 224."""
     augment: AugmentName = "flip"
     """Random changes of training images: flip shifts or crops, and flips; randaugment and
     trivialaugment change shape and colour besides; none also leaves out crops and flips."""
@@ -184,7 +188,8 @@ class DataConfig:
             value = getattr(self, name)
             require(value >= 0, f"--{name} is {value}; it needs to be 0 (none) or above.")
         require(
-            self.image_size >= 8, f"--image-size is {self.image_size}; it needs at least 8 pixels."
+            self.size >= SMALLEST_IMAGE,
+            f"--image-size is {self.image_size}; it needs at least {SMALLEST_IMAGE} pixels.",
         )
         require(
             is_colour(self.background),
@@ -203,6 +208,11 @@ class DataConfig:
             self.prefetch_factor >= 1,
             f"--prefetch-factor is {self.prefetch_factor}; it needs at least 1 batch.",
         )
+
+    @property
+    def size(self) -> int:
+        """`image_size`, where it is chosen."""
+        return IMAGE_SIZE if self.image_size is None else self.image_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -454,11 +464,12 @@ class TrainConfig:
         that make another run of it: a loop over --lr gives as many runs."""
         data = self.data.data.strip("/").replace("/", "_").replace(":", "-")
         model = self.model_name.strip("/").replace("/", "_").replace(":", "-")
-        default = flatten(TrainConfig())
+        # 224 has no part in the name: it was the default before there was a choice.
+        default = {**flatten(TrainConfig()), "image_size": IMAGE_SIZE}
         differing = [
             f"-{name}{str(value).removeprefix('#')}"
             for name, value in flatten(self).items()
-            if name in NAMED_IN_RUN and value != default[name]
+            if name in NAMED_IN_RUN and value not in (None, default[name])
         ]
         name = self.run.name or f"{data}-{model}-{self.precision.precision}{''.join(differing)}"
         return self.run.runs / name

@@ -33,9 +33,9 @@ class Processes:
         _require_torchrun()
         self.rank = int(os.environ.get("RANK", "0"))
         self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
-        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        self.device = _device(device, local_rank)
+        self.device = _device(device, self.local_rank)
         self.local_world_size = local_world_size
         self.cpus = max(1, usable_cpus() // local_world_size)
         # torch starts a thread for each CPU of the host, whatever the quota, in each process.

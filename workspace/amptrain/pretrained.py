@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 import torchvision
+import yaml
 from torch import Tensor, nn
 
+from amptrain.config import IMAGE_SIZE, SMALLEST_IMAGE, TrainConfig
 from amptrain.data.datasets import Dataset
 from amptrain.errors import ConfigError
 from amptrain.inference.model_file import BEST, LAST, find_model, read_info, read_metadata
@@ -41,6 +43,12 @@ class StartWeights:
     std: tuple[float, ...] | None = None
     over_network: bool = False
     """Whether `read` may fetch a file: one process then does it before the others."""
+
+
+def find_start(config: TrainConfig) -> StartWeights | None:
+    """The weights that a run of `config` starts from, if there are some. Raises ConfigError."""
+    asked = config.model.weights
+    return None if asked is None else find_weights(asked, config.model_name)
 
 
 def find_weights(asked: str, model: str) -> StartWeights:
@@ -227,9 +235,36 @@ def as_trained(task: Dataset, start: StartWeights) -> Dataset:
     return dataclasses.replace(task, mean=mean, std=std)
 
 
-def size_advice(task: Dataset, start: StartWeights) -> list[str]:
-    """A sentence if the weights were made with images of another size."""
+def with_image_size(
+    config: TrainConfig, start: StartWeights | None, begun: int | None = None
+) -> TrainConfig:
+    """`config` with the size of its images: as given, else `begun`, that of the run so far, else
+    that of the weights, else 224."""
+    own = (start and start.image_size) or IMAGE_SIZE
+    size = config.data.image_size or begun or max(own, SMALLEST_IMAGE)
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, image_size=size))
+
+
+def begun_size(run_dir: Path) -> int | None:
+    """The size of images that the run in `run_dir` has been trained with; None for a new run. An
+    older run has 224, whatever its weights were trained with."""
+    if not any((run_dir / "checkpoints").glob("step-*.pt")):
+        return None
+    try:
+        saved = yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8"))
+        return int(saved["image_size"])
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+        return None  # what can be told of that is told where checkpoints are read
+
+
+def size_text(task: Dataset, start: StartWeights, asked: int | None) -> list[str]:
+    """A sentence where the weights chose the size, or were made with images of another one."""
     size, wanted = task.shape[1], start.image_size
+    if wanted == size and asked is None and size != IMAGE_SIZE:
+        return [
+            f"Images are taken at {size}×{size} pixels, as these weights were trained with; "
+            "--image-size changes that."
+        ]
     if wanted is None or wanted == size:
         return []
     return [

@@ -16,10 +16,10 @@ from amptrain.checkpoint.resume import rng_state, set_rng_state
 from amptrain.checkpoint.state import TrainState
 from amptrain.config import Plain, TrainConfig, flatten, save_yaml
 from amptrain.data import contents
-from amptrain.data.datasets import open_dataset
 from amptrain.data.feed import Feed
 from amptrain.data.mixing import is_mixed
 from amptrain.data.order import Order
+from amptrain.data.shared import open_for_all
 from amptrain.distributed import Processes
 from amptrain.errors import CheckpointError, ConfigError, TrainingError
 from amptrain.inference.model_file import BEST, LAST, write_model
@@ -27,7 +27,13 @@ from amptrain.inference.saved import saved_info
 from amptrain.loss import make_loss
 from amptrain.memory import is_out_of_memory, out_of_memory
 from amptrain.optim import with_learning_rates
-from amptrain.pretrained import as_trained, find_weights, size_advice
+from amptrain.pretrained import (
+    as_trained,
+    begun_size,
+    find_start,
+    size_text,
+    with_image_size,
+)
 from amptrain.report.diagnose import diagnose
 from amptrain.report.introduction import introduction
 from amptrain.report.log import EpochRecord, RunLog
@@ -144,14 +150,15 @@ class Trainer:
     def __init__(self, config: TrainConfig, processes: Processes, stop: StopSignal) -> None:
         """Raises ConfigError for settings that cannot be, CheckpointError where no checkpoint can
         be read."""
-        self.config = config = with_learning_rates(config)
-        self.processes, self.stop = processes, stop
+        start, asked_size = find_start(config), config.data.image_size
+        # The run directory may be on the node of rank 0 alone.
+        begun = processes.broadcast_object(begun_size(config.run_dir))
+        config = with_image_size(with_learning_rates(config), start, begun)
+        self.config, self.processes, self.stop = config, processes, stop
         torch.backends.cudnn.benchmark = not config.run.deterministic
         torch.use_deterministic_algorithms(config.run.deterministic)
         optim = config.optim
-        self.task = open_dataset(config.data, config.run.seed)
-        weights = config.model.weights
-        start = None if weights is None else find_weights(weights, config.model_name)
+        self.task = open_for_all(config, processes)
         if start is not None:
             self.task = as_trained(self.task, start)
         self.order = Order(
@@ -172,7 +179,7 @@ class Trainer:
         messages += self._rate_jump()
         if start is not None and not messages:
             messages = [self.state.start_from(start, self.task.classes)]
-            messages += size_advice(self.task, start)
+            messages += size_text(self.task, start, asked_size)
         self.feed = Feed(config, self.task, self.order, processes, self.state.memory_format, stop)
         if config.model.compile:
             self.state.model.compile()  # in place, so that names in checkpoints stay the same

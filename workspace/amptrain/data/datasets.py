@@ -329,7 +329,7 @@ def file_dataset(
             f"{len(without)} classes have no image for validation ({names}"
             f"{', …' if len(without) > 8 else ''}): its accuracy says nothing of them."
         )
-    size, reading = config.image_size, reading_of(config)
+    size, reading = config.size, reading_of(config)
     return Dataset(
         name=config.data,
         classes=tuple(classes),

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from amptrain.config import DataConfig
+from amptrain.config import SMALLEST_IMAGE, DataConfig
 from amptrain.data.datasets import VALIDATION, Dataset, Images, open_dataset
 from amptrain.errors import ConfigError
 from amptrain.files import named, write_text
@@ -118,7 +118,7 @@ def main(arguments: Sequence[str]) -> int:
 def open_as_trained(config: EvaluateConfig, info: ModelInfo) -> Dataset:
     """The data, with the images held out that the run held out: others it was trained on. Raises
     ConfigError."""
-    size = max(info.shape[1], 8)
+    size = max(info.shape[1], SMALLEST_IMAGE)
     data = DataConfig(data=config.data, data_dir=config.data_dir, image_size=size, augment="none")
     try:
         task = open_dataset(replace(data, val_fraction=info.val_fraction), info.seed)

@@ -62,6 +62,7 @@ def finish(
     result: dict[str, Any] = {
         "data": config.data.data,
         "model": config.model_name,
+        "image_size": task.shape[1],
         "measure": task.measure,
         "accuracy": progress.accuracy,
         "epochs": progress.step / order.steps_per_epoch,
@@ -130,6 +131,8 @@ def finished(config: TrainConfig, device: torch.device) -> list[str]:
         "precision": precision_name(config.precision.precision, device),
     }
     before = renamed(before)
+    if now["image_size"] is None:  # a run that goes on keeps its size
+        now["image_size"] = before.get("image_size")
     before["precision"] = result["precision"]
     other = [
         name

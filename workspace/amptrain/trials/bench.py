@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from amptrain import __version__
-from amptrain.config import DataConfig, TrainConfig, flatten, require
+from amptrain.config import IMAGE_SIZE, DataConfig, TrainConfig, flatten, require
 from amptrain.errors import TrainingError
 from amptrain.files import atomic_write
 from amptrain.precisions import precision_names
@@ -62,7 +62,7 @@ class BenchConfig:
 
 def default_bench() -> TrainConfig:
     """What is measured where nothing else is said: ResNet-50 on noise of ImageNet's size."""
-    return TrainConfig(data=DataConfig(data=f"fake:{IMAGENET}"))
+    return TrainConfig(data=DataConfig(data=f"fake:{IMAGENET}", image_size=IMAGE_SIZE))
 
 
 def bench(config: BenchConfig) -> int:

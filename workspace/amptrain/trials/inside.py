@@ -26,6 +26,7 @@ from amptrain.memory import held, is_out_of_memory, out_of_memory, told_at
 from amptrain.optim import with_learning_rates
 from amptrain.precision import has_bf16, precision_class
 from amptrain.precisions import precision_names
+from amptrain.pretrained import find_start, with_image_size
 from amptrain.trials.clocks import watched
 from amptrain.trials.process import Effort
 from amptrain.trials.session import Session, timed
@@ -42,6 +43,7 @@ def main(_: Sequence[str]) -> int:
     os.dup2(2, 1)  # what anything prints meanwhile is no answer
     request = json.load(sys.stdin)
     config = with_learning_rates(from_flat(request["settings"]))
+    config = with_image_size(config, find_start(config))
     answer = WORK[request["work"]](config, **request["arguments"])
     with answers:
         json.dump(answer, answers)

@@ -15,7 +15,7 @@ def check(argument: str) -> None:
 
 def open(argument: str, config: DataConfig, seed: int) -> Dataset:
     """`argument` is the number of images."""
-    size = config.image_size
+    size = config.size
     return Dataset(
         name=config.data,
         classes=tuple(str(label) for label in range(1000)),

@@ -3,14 +3,15 @@
     def pets():
         return Pets("train"), Pets("val")          # or with the names: ..., ["cat", "dog"]
 
-Each item is (image, label). A PIL image, or uint8 pixels as an array (height, width, channels) or a
+Each item is (image, label), or has both by name as those of Hugging Face do: pixel_values or image,
+labels or label. A PIL image, or uint8 pixels as an array (height, width, channels) or a
 tensor (channels, height, width), is cropped and flipped as files are; a float tensor is taken as it
 is, as one's own transforms made it. Whatever draws random numbers in `__getitem__`, from torch,
 NumPy or Python, draws those of (seed, epoch, index): a run that continues draws the same.
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -37,6 +38,8 @@ from amptrain.data.transforms import sample_rng
 from amptrain.errors import ConfigError
 from amptrain.own import own_function
 
+IMAGE, LABEL = ("pixel_values", "image", "img"), ("labels", "label", "target")
+"""Names of an item's two values, in transformers, datasets and torchvision."""
 USAGE = "module:function or file.py:function (returns data sets of your own)"
 
 
@@ -55,10 +58,12 @@ class OwnImages(Images):
         return len(self.items)
 
     def __getitem__(self, key: Key) -> Sample:
-        """The item; raises what the data set raises, and ConfigError for several labels."""
+        """The item; raises what the data set raises, and ConfigError for what is no image with its
+        class."""
         epoch, index = key
         with seeded(self.seed, epoch, index):
-            image, label = self.items[index][:2]
+            image, label = _pair(self.items[index], index)
+        _require_one_image(image, index)
         return Sample(self._tensor(image, epoch, index), _class_number(label, index))
 
     def _tensor(self, image: Any, epoch: int, index: int) -> Tensor:
@@ -74,6 +79,44 @@ class OwnImages(Images):
         return torch.from_numpy(np.ascontiguousarray(pixels))
 
 
+def _pair(item: Any, index: int) -> tuple[Any, Any]:
+    """(image, label) of an item: by name, where it has names that are known, else its first two
+    values. Raises ConfigError."""
+    named = item._asdict() if hasattr(item, "_asdict") else item  # of a namedtuple
+    if isinstance(named, Mapping):
+        found = [next((name for name in names if name in named), None) for names in (IMAGE, LABEL)]
+        if None not in found:
+            return named[found[0]], named[found[1]]
+    if isinstance(item, tuple | list) and len(item) >= 2:
+        return item[0], item[1]
+    what = type(item).__name__
+    if isinstance(named, Mapping):
+        what += f" with {', '.join(map(str, named))}"
+    raise ConfigError(
+        f"Item {index} of your data set is a {what}; it needs to be (image, label), or to have "
+        f"both by name: {' or '.join(IMAGE)}, {' or '.join(LABEL)}."
+    )
+
+
+def _require_one_image(image: Any, index: int) -> None:
+    """Raise ConfigError for what is not one image."""
+    if isinstance(image, Image.Image):
+        return
+    if not isinstance(image, Tensor | np.ndarray):
+        what, fits = type(image).__name__, False
+    elif isinstance(image, Tensor) and image.is_floating_point():
+        what, fits = f"float tensor of shape {tuple(image.shape)}", image.ndim == 3
+    else:
+        what = f"{image.dtype} {type(image).__name__} of shape {tuple(image.shape)}"
+        fits = str(image.dtype).endswith("uint8") and image.ndim in {2, 3}
+    if not fits:
+        raise ConfigError(
+            f"Item {index} of your data set has a {what} as its image; it needs one image: a PIL "
+            "image, uint8 pixels as an array (height, width, channels) or a tensor (channels, "
+            "height, width), or a float tensor (channels, height, width)."
+        )
+
+
 def _class_number(label: Any, index: int) -> int:
     """`label` as an int. Raises ConfigError for what is no single number."""
     try:
@@ -81,7 +124,8 @@ def _class_number(label: Any, index: int) -> int:
     except (TypeError, ValueError, RuntimeError):  # of a list, a text, a tensor of several
         raise ConfigError(
             f"Item {index} of your data set has the label {label!r}; it needs to be the number of "
-            "its class. For several labels an image use --data table:FILE."
+            "its class; of a one-hot label that is label.argmax(). For several labels an image use "
+            "--data table:FILE."
         ) from None
 
 
@@ -126,7 +170,7 @@ def open(argument: str, config: DataConfig, seed: int) -> Dataset:
             f"{argument} does not say which classes there are: return their names as a third value,"
             " or give the data set an attribute `classes`."
         )
-    size, reading = config.image_size, reading_of(config)
+    size, reading = config.size, reading_of(config)
     images = OwnImages(train, size, seed, reading, Augment(config, mean=IMAGENET_MEAN))
     first = images[(VALIDATION, 0)].image
     own = first.is_floating_point()
