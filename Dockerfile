@@ -124,7 +124,8 @@ EXPOSE 8888 2222
 # No --start-interval: Docker before 25 and buildah (1.28 of Debian 12) refuse it. A check takes 0.16 s of a CPU: 3 % at 5 s.
 HEALTHCHECK --interval=5s --timeout=5s --start-period=60s --retries=6 \
     CMD ["/usr/bin/python3", "-I", "/opt/entrypoints", "health"]
-ENTRYPOINT ["/usr/bin/tini", "-g", "--", "/usr/bin/python3", "-I", "/opt/entrypoints"]
+# -s: below another init (docker run --init, Apptainer) tini reaps as it does as PID 1, and does not complain.
+ENTRYPOINT ["/usr/bin/tini", "-sg", "--", "/usr/bin/python3", "-I", "/opt/entrypoints"]
 CMD ["jupyter"]
 
 FROM final AS test

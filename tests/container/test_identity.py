@@ -213,3 +213,8 @@ def test_tini_is_pid_1_and_reaps() -> None:
         "cat /proc/1/comm; (sleep 0.1 &) ; sleep 0.5; ps -eo stat= | grep -c Z || true",
     )
     assert done.stdout.split() == ["tini", "0"]
+
+
+def test_below_another_init_nothing_is_told() -> None:
+    done = run_once("true", options=["--init"])
+    assert (done.returncode, done.stderr) == (0, "")

@@ -75,6 +75,12 @@ def test_home_holds_plain_files_only(host: Host) -> None:
     assert host.check_output("find /home/dev -type f -links +1") == ""
 
 
+@pytest.mark.parametrize("name", ["passwd", "group", "shadow"])
+def test_account_file_is_found_from_outside_too(host: Host, name: str) -> None:
+    # Apptainer, which adds the caller's name, follows an absolute link to the host's own /run.
+    assert host.check_output(f"readlink /etc/{name}") == f"../run/pytorch-cuda/{name}"
+
+
 def test_passwd_and_shadow_are_root_s_alone(host: Host) -> None:
     assert oct(host.file("/run/pytorch-cuda/passwd").mode) == oct(0o644)
     assert oct(host.file("/run/pytorch-cuda/shadow").mode) == oct(0o640)

@@ -60,6 +60,11 @@ def test_a_run_leaves_its_judged_weights_with_all_one_has_to_know(run: Path) -> 
         assert torch.equal(tensor, newest.state["ema"][name])  # type: ignore[index]
 
 
+def test_the_model_is_as_open_to_others_as_the_rest_of_the_run(run: Path) -> None:
+    modes = {name: (run / name).stat().st_mode for name in (LAST, BEST, "config.yaml")}
+    assert len(set(modes.values())) == 1, modes
+
+
 def test_a_run_is_found_by_its_name_beside_a_folder_of_that_name(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

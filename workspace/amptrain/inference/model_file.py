@@ -6,6 +6,7 @@ in its metadata under `amptrain`, as JSON: see ModelInfo.
 
 import json
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -75,8 +76,12 @@ def write_model(path: Path, model: nn.Module, info: ModelInfo) -> None:
             "install it with pip install safetensors. The checkpoints are not touched by this."
         ) from None
     try:
+        # safetensors makes a file of mode 0600; others may read this one as any new file.
+        aside.touch()
+        mode = stat.S_IMODE(aside.stat().st_mode)
         save_model(model, str(aside), metadata={"format": "pt", "amptrain": text})
         with aside.open("rb") as file:
+            os.fchmod(file.fileno(), mode)
             os.fsync(file.fileno())
         aside.replace(path)
     except Exception as error:  # safetensors has an error type of its own for a full disk
