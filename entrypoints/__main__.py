@@ -35,6 +35,10 @@ def main(words: list[str]) -> int:
     """
     if words == ["health"]:
         return health.main()
+    if words[:1] == ["ended"]:
+        from entrypoints import ended  # late: it brings the doctor's
+
+        return ended.main(words[1:])
     words = words or ["jupyter"]
     mode = modes.claimed_by(words)
     try:
@@ -74,7 +78,8 @@ def start(mode: Mode, words: list[str]) -> NoReturn:
     if launch.as_root:
         execute(launch.command, environment.without_credentials(variables))
     drop_privileges(identity)
-    execute(launch.command, environment.program_environment(variables, identity))
+    own = environment.program_environment(variables, identity)
+    execute(launch.command, own, launch.attended)
 
 
 def look(mode: Mode, identity: Identity) -> None:

@@ -13,8 +13,11 @@ from entrypoints.paths import VENV
 FOLDERS = os.pathsep.join((str(VENV / "bin"), os.defpath))  # where programs are, whatever PATH is
 
 
-def execute(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
-    """Replace this process by the program: signals and exit codes are the program's own.
+def execute(
+    command: Sequence[str], environment: Mapping[str, str], attended: bool = False
+) -> NoReturn:
+    """Replace this process by the program, or stay beside it where it is `attended`: signals and
+    exit codes are the program's own.
 
     Raises:
         EntrypointError: there is no such program (exit code 127), or it can't be run (126), as in a
@@ -40,6 +43,10 @@ def execute(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
     if refusal:
         warn(refusal)
     try:
+        if attended:
+            from entrypoints import ended  # late: other starts have no use for it
+
+            ended.attend(program, command, environment)
         os.execve(program, list(command), dict(environment))
     except OSError as error:
         raise EntrypointError(f"{program} can't be run: {error.strerror}.", 126) from error

@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import resource
 from collections.abc import MutableMapping
 from pathlib import Path
@@ -45,6 +46,26 @@ def memory_limit(cgroup: Path = CGROUP) -> int | None:
     if not text or text == "max":
         return None
     return int(text) if int(text) < 1 << 60 else None  # v1 writes "no limit" as a number near 2**63
+
+
+def process_limit(cgroup: Path = CGROUP) -> int | None:
+    """Processes and threads the cgroup lets us have (`--pids-limit`), or None. cgroup v2, else
+    v1."""
+    text = _read(cgroup / "pids.max") or _read(cgroup / "pids" / "pids.max")
+    return int(text) if text.isdecimal() else None
+
+
+def oom_kills(cgroup: Path = CGROUP) -> int:
+    """Programs the kernel killed here when the memory was full: memory.events (v2),
+    memory.oom_control (v1)."""
+    text = _read(cgroup / "memory.events") or _read(cgroup / "memory" / "memory.oom_control")
+    count = re.search(r"^oom_kill (\d+)", text, re.MULTILINE)
+    return int(count[1]) if count else 0
+
+
+def machine_memory(meminfo: Path = Path("/proc/meminfo")) -> int:
+    """Bytes of the machine, or of the one that Docker Desktop or WSL made for the engine."""
+    return int(meminfo.read_text().split()[1]) << 10  # MemTotal, the first line, in KiB
 
 
 def usable_cpus(cgroup: Path = CGROUP) -> int:

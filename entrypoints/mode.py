@@ -19,12 +19,14 @@ class Launch:
     Attributes:
         command: the program and its arguments.
         environment: variables beside those of the container; sessions get them, too.
+        attended: this process stays beside the program, to say why where a signal ends it.
         as_root: the program keeps the start's user and drops privileges itself, as sshd does.
         facts: what `Mode.problem` needs to see whether the program is ready.
     """
 
     command: list[str]
     environment: dict[str, str] = field(default_factory=dict)
+    attended: bool = False
     as_root: bool = False
     facts: dict[str, str | int] = field(default_factory=dict)
 

@@ -5,6 +5,7 @@ python3 -m host.engine stop      stop the engine that `start` started, and no ot
 """
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -31,6 +32,8 @@ OWN = (
     "tini",
     "iptables",
 )  # from the host's release: trixie's builds of these want a newer libc or kernel
+COMPOSE = (2, 24)  # the first that takes an env_file which need not be there
+NEEDED = "Install Docker >= 24 with Compose >= 2.24 and buildx, start it, and run this again."
 UBUNTU = ("docker.io", "docker-compose-v2", "docker-buildx")
 
 
@@ -57,10 +60,12 @@ def require_engine() -> str:
     """Return the path of a client whose engine answers, installing and starting what is missing.
 
     Raises:
-        HostError: nothing answers, and this host is not one we can install Docker on.
+        HostError: nothing answers, and this host is not one we can install Docker on; or its
+            Compose is too old.
     """
     client = find_client()
     if client and answers(client):
+        require_compose(client)
         return client
     require_root_on_debian()
     client = client or install()
@@ -70,19 +75,39 @@ def require_engine() -> str:
     return client
 
 
+def require_compose(client: str) -> None:
+    """Raise a HostError where Compose can't read our files: it says `env_file.0 must be a
+    string`."""
+    found = output([client, "compose", "version", "--short"]) or ""
+    numbers = re.match(r"v?(\d+)\.(\d+)", found)
+    if numbers and (int(numbers[1]), int(numbers[2])) < COMPOSE:
+        raise HostError(
+            f"Compose {found} of {client} is too old: 2.24 or newer is needed. Update the package "
+            "docker-compose-plugin (Ubuntu: docker-compose-v2), and run this again."
+        )
+
+
 def require_root_on_debian() -> None:
     """Raise a HostError unless an engine can be installed and started here."""
-    needed = "Install Docker >= 24 with Compose >= 2.24 and buildx, start it, and run this again."
-    if os_release().get("ID") not in ("debian", "ubuntu"):
-        raise HostError(f"No Docker engine answers on this host. {needed}")
-    if os.geteuid() != 0:
-        who = (
-            "is in the group docker, or run this as root: "
-            "then Docker is installed from the distribution's packages"
-        )
+    known = os_release().get("ID") in ("debian", "ubuntu")
+    if known and os.geteuid() == 0:
+        return
+    plain = shutil.which("docker")
+    if plain and answers(plain):
         raise HostError(
-            f"No Docker engine answers. {needed} If one does run, see that your user {who}."
+            f"Docker answers, but {plain} has no compose plugin, or no buildx. Install the "
+            "packages docker-compose-plugin and docker-buildx-plugin (Debian: docker-compose and "
+            "docker-buildx), and run this again."
         )
+    if not known:
+        raise HostError(f"No Docker engine answers on this host. {NEEDED}")
+    who = (
+        "is in the group docker, or run this as root: "
+        "then Docker is installed from the distribution's packages"
+    )
+    raise HostError(
+        f"No Docker engine answers. {NEEDED} If one does run, see that your user {who}."
+    )
 
 
 def install() -> str:

@@ -152,6 +152,8 @@ def brief() -> list[str]:
         *memory.memory(),
         memory.cpus(environment),
         memory.open_files(),
+        memory.processes(),
+        memory.stack(),
         *gpu.nodes(environment),
     ]
     lines = [

@@ -18,7 +18,7 @@ class Train(Mode):
         self, words: Sequence[str], environment: Mapping[str, str], identity: Identity
     ) -> Launch:
         # By its path, as `jupyter`: a PATH of the caller's own may lack the venv.
-        return Launch([str(VENV / "bin/amptrain"), *words])
+        return Launch([str(VENV / "bin/amptrain"), *words], attended=True)
 
 
 MODE = Train()

@@ -9,6 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import paramiko
@@ -16,7 +17,7 @@ import pytest
 
 from tests.container.conftest import KeyPair, Ssh
 from tests.container.test_hardening import COMPOSE
-from tests.container.test_jupyter import ask
+from tests.container.test_jupyter import ask, run_in_kernel
 from tests.image.test_pip import make_wheel
 from tests.support import TORCH, Container, docker, make_folder, started, wait_until
 
@@ -222,6 +223,37 @@ def test_root_installs_strace_for_a_try_and_dev_traces_with_it(
     assert f"Process {hanging} attached" in ssh(sshd, trace).stderr
     # docs/extending.md says: as `dev`.
     assert "Operation not permitted" in ssh(sshd, trace, user="root").stderr
+
+
+HUNGRY = "held = bytearray(b'x') * (900 << 20)"
+KILLED = "ended by signal 9 (Killed), exit code 137: the kernel killed it for want of memory, this"
+KILLED += " container's limit is 600 MiB"
+
+
+@contextmanager
+def memory_limit(container: Container) -> Iterator[None]:
+    """600 MiB for a running container, as `--memory` gives them at its start."""
+    docker("update", "--memory=600m", "--memory-swap=600m", container.name)
+    try:
+        yield
+    finally:
+        docker("update", "--memory=64g", "--memory-swap=64g", container.name)
+
+
+def test_session_is_told_why_a_program_was_killed(sshd: Container, ssh: Ssh) -> None:
+    with memory_limit(sshd):
+        done = ssh(sshd, f'python3 -c "{HUNGRY}"')
+        assert done.returncode == 137
+        assert KILLED in done.stderr
+        shown = ssh(sshd, options=("-tt",), stdin=f'python3 -c "{HUNGRY}"\n\n\nexit\n').stdout
+        assert shown.count(KILLED) == 1, shown  # not at each prompt
+
+
+def test_log_tells_why_a_kernel_died(jupyter: Container) -> None:
+    later = f"import threading; threading.Timer(0.5, lambda: exec({HUNGRY!r})).start()"
+    with memory_limit(jupyter):
+        run_in_kernel(jupyter, TOKEN, later)
+        jupyter.wait_for_log(rf"A kernel ended\. The program was {re.escape(KILLED)}", 20)
 
 
 def delete(container: Container, path: str) -> None:

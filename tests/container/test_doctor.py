@@ -83,6 +83,8 @@ def test_nothing_to_do_without_a_gpu(tmp_path: Path) -> None:
                 "--cpus=1",
                 "--memory=1g",
                 "--ulimit=nofile=1024:1024",
+                "--ulimit=stack=524288",
+                "--pids-limit=128",
                 "--network=none",
             ],
             [
@@ -90,6 +92,8 @@ def test_nothing_to_do_without_a_gpu(tmp_path: Path) -> None:
                 ("cpu", "note", "1 of|by quota"),
                 ("memory", "warning", "limited to 1.0 GiB|--memory 8g"),
                 ("files", "warning", "at most 1024|--ulimit nofile="),
+                ("processes", "warning", "at most 128|in this container|--pids-limit 8192"),
+                ("stack", "warning", "at most 512 KiB|--ulimit stack=8388608"),
                 ("network", "warning", "has no address|--add-host|--local-addr"),
             ],
             id="small",
@@ -394,5 +398,6 @@ def test_start_tells_the_gpu_in_brief() -> None:
         "ssh", options=[SHM, "--memory=1g"], announced=["warning: limited to 1.0 GiB"]
     ) as container:
         container.wait_for_log(
-            r"^warning: limited to 1.0 GiB; .* Needed: >= 4.0 GiB. docker run --memory 8g\.$"
+            r"^warning: limited to 1.0 GiB; .* Needed: >= 4.0 GiB. docker run --memory 8g; "
+            r"Compose: mem_limit: 8g\.$"
         )

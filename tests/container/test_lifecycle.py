@@ -1,5 +1,6 @@
 """Start, signals, exit codes, health: what an engine and an orchestrator count on."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,61 @@ def test_sigterm_reaches_the_user_s_program() -> None:
         container.stop()
         assert container.exit_code() == 3
         assert "got TERM" in container.log()
+
+
+COUNTS = """#!/usr/bin/python3
+import signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+print("ready", flush=True)
+while signal.sigtimedwait([signal.SIGTERM], 3):
+    print("got TERM", flush=True)
+sys.exit(42)
+"""
+ENTRY = ("-I", "/opt/entrypoints", "train")
+BARE = ("--entrypoint=/usr/bin/python3", "--user=1000:1000")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"), [((), ("train",)), (BARE, ENTRY)], ids=["tini -g", "PID 1"]
+)
+def test_training_gets_each_signal_once_and_its_exit_code_stays(
+    options: tuple[str, ...], words: tuple[str, ...], tmp_path: Path
+) -> None:
+    """The entrypoint stays beside amptrain, in whose place a script counts here."""
+    script = tmp_path / "amptrain"
+    script.write_text(COUNTS)
+    script.chmod(0o755)
+    mount = f"--volume={script}:/opt/venv/bin/amptrain:ro"
+    with started(*words, options=[SHM, mount, *options]) as container:
+        container.wait_for_log("ready")
+        docker("kill", "--signal=TERM", container.name)
+        assert container.exit_code() == 42
+        assert container.log().count("got TERM") == 1
+
+
+HUNGRY = """
+def model() -> None:
+    held = bytearray(b"x") * (900 << 20)
+"""
+
+
+def test_training_that_the_kernel_kills_is_told(tmp_path: Path) -> None:
+    workspace = make_folder(tmp_path / "w", 12345)
+    (workspace / "hungry.py").write_text(HUNGRY)
+    limits = ["--memory=600m", "--memory-swap=600m", f"--volume={workspace}:/workspace"]
+    words = ("train", "--device=cpu", "--model=hungry.py:model", "--name=killed")
+    done = run_once(*words, options=[SHM, *limits])
+    assert done.returncode == 137
+    told = (
+        r"error: amptrain was ended by signal 9 \(Killed\), exit code 137: the kernel killed it .*"
+    )
+    assert re.search(rf"^{told}600 MiB.*--memory 8g; Compose: mem_limit", done.stderr, re.MULTILINE)
+
+
+def test_training_that_crashes_is_told_with_the_limit_that_did_it() -> None:
+    done = run_once("train", "--help", options=[SHM, "--ulimit=stack=65536:65536"])
+    assert done.returncode == 139
+    assert "signal 11 (Segmentation fault), exit code 139: stacks are limited to 64" in done.stderr
 
 
 @pytest.mark.parametrize("code", [0, 1, 42])

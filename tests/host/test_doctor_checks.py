@@ -37,6 +37,20 @@ def test_memory_limit_of_both_cgroups(
     assert found.severity == severity
 
 
+def test_machine_that_is_too_small_is_told_where_it_is_set(tmp_path: Path) -> None:
+    (found,) = memory.memory(write(tmp_path, {"memory.max": "max"}), machine=2 << 30)
+    assert (found.severity, found.found) == ("warning", "this machine has 2.0 GiB")
+    assert "Docker Desktop: Settings > Resources" in found.do
+
+
+@pytest.mark.parametrize("name", ["pids.max", "pids/pids.max"])
+def test_process_limit_of_both_cgroups(tmp_path: Path, name: str) -> None:
+    assert memory.processes(write(tmp_path, {name: "max"})).severity == "ok"
+    assert memory.processes(write(tmp_path, {name: "8192"})).severity == "ok"
+    found = memory.processes(write(tmp_path, {name: "100"}))
+    assert (found.severity, found.found[:11]) == ("warning", "at most 100")
+
+
 @pytest.mark.parametrize(
     "files",
     [
@@ -229,3 +243,19 @@ def test_open_files_follow_this_process() -> None:
             command, cwd=ROOT, capture_output=True, text=True, check=True, env=dict(os.environ)
         )
         assert done.stdout.strip() == severity
+
+
+def test_limits_of_processes_and_stack_follow_this_process(tmp_path: Path) -> None:
+    script = (
+        "import resource, pathlib; from entrypoints.doctor import memory;"
+        "resource.setrlimit(resource.RLIMIT_{}, (100, 100));"
+        "print(memory.{}.found)"
+    )
+    cgroup = write(tmp_path, {"pids.max": "200"})
+    for name, call, told in (
+        ("NPROC", f"processes(pathlib.Path({str(cgroup)!r}))", "at most 100 processes and threads"),
+        ("STACK", "stack()", "at most 0 KiB; programs end in a 'Segmentation fault'"),
+    ):
+        command = [sys.executable, "-c", script.format(name, call)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        assert done.stdout.startswith(told)

@@ -137,6 +137,42 @@ def test_client_with_plugins_is_preferred(tmp_path: Path, monkeypatch: pytest.Mo
     assert find_client() == str(with_both)
 
 
+# What `docker compose version --short` prints in Compose's releases and in Debian's package.
+@pytest.mark.parametrize(
+    ("version", "fits"),
+    [
+        ("2.20.2", False),
+        ("v2.23.3-desktop.2", False),
+        ("2.24.0", True),
+        ("2.26.1-4", True),
+        ("v5.0.1", True),
+    ],
+)
+def test_compose_that_is_too_old_is_told(
+    version: str, fits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = make_program(tmp_path / "docker", f"echo {version}")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    asked = [sys.executable, "-m", "host.engine", "start"]
+    done = subprocess.run(asked, cwd=ROOT, check=False, capture_output=True, text=True)
+    if fits:
+        assert (done.returncode, done.stdout) == (0, f"{client}\n")
+        return
+    told = f"error: Compose {version} of {client} is too old: 2.24 or newer is needed."
+    assert done.stderr.startswith(told)
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_client_without_plugins_is_told_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_program(tmp_path / "docker", 'case "$1" in compose|buildx) exit 1;; esac')
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(engine, "os_release", lambda: {"ID": "fedora"})
+    with pytest.raises(HostError, match="has no compose plugin, or no buildx"):
+        require_root_on_debian()
+
+
 def test_engine_that_was_not_started_here_is_not_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,6 +225,7 @@ def test_host_that_can_t_be_given_an_engine_is_told_what_to_do(
 ) -> None:
     monkeypatch.setattr(engine, "os_release", lambda: release)
     monkeypatch.setattr(os, "geteuid", lambda: uid)
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere")
     with pytest.raises(HostError, match=sentence.replace("(", r"\(")):
         require_root_on_debian()
 

@@ -2,7 +2,10 @@
 # over them.
 import importlib.util
 import os
+import subprocess
 import sys
+
+from jupyter_client.ioloop import AsyncIOLoopKernelRestarter
 
 c = get_config()  # noqa: F821
 
@@ -21,6 +24,23 @@ c.ServerApp.websocket_ping_interval = (
     30000  # ms; the server's own default for the timeout is longer than the interval
 )
 c.ServerApp.websocket_ping_timeout = 30000
+
+
+class TellingRestarter(AsyncIOLoopKernelRestarter):
+    """Says in the log why a kernel died; the browser says only that it did."""
+
+    def _fire_callbacks(self, event):
+        process = getattr(self.kernel_manager.provisioner, "process", None)
+        code = process.poll() if process else None
+        if code is not None and code < 0:
+            asked = ["/usr/bin/python3", "-I", "/opt/entrypoints", "ended", str(128 - code)]
+            done = subprocess.run(asked, capture_output=True, text=True, check=False)
+            if done.stderr:
+                self.log.error("A kernel ended. %s", done.stderr.strip())
+        super()._fire_callbacks(event)
+
+
+c.AsyncIOLoopKernelManager.restarter_class = TellingRestarter
 
 # The browser asks before it deletes; then the space is free. The trash would be a hidden folder of
 # the host that nothing in JupyterLab shows or empties (jupyter/notebook#3130).
