@@ -2,9 +2,11 @@
 (137)."""
 
 import os
+import re
 import resource
 import signal
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import NoReturn
 
@@ -103,6 +105,8 @@ def sends_to_the_group(process: int) -> bool:
     """Whether it is `tini -g`; without it, as PID 1 or in Apptainer, this process alone gets the
     signal."""
     try:
-        return b"tini\0-g\0" in Path(f"/proc/{process}/cmdline").read_bytes()
+        program, *words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return False
+    flags = takewhile(lambda word: word != b"--", words)
+    return program.endswith(b"tini") and any(re.match(rb"-\w*g", flag) for flag in flags)
