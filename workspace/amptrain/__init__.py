@@ -13,10 +13,11 @@ if TYPE_CHECKING:
     from amptrain.checkpoint.resume import rng_state, seed_all, set_rng_state
     from amptrain.checkpoint.store import CheckpointStore, Loaded
     from amptrain.config import PrecisionConfig
-    from amptrain.data.order import Order
+    from amptrain.data.order import MicroBatchKeys, Order
     from amptrain.ema import Ema
     from amptrain.errors import CheckpointError, ConfigError, TrainingError
     from amptrain.precision import Precision, resolve_precision
+    from amptrain.report.log import EpochRecord, RunLog, Window, read_metrics
     from amptrain.schedule import ema_decay, learning_rate
     from amptrain.signals import StopSignal
     from amptrain.step import (
@@ -35,19 +36,24 @@ __all__ = [
     "CheckpointStore",
     "ConfigError",
     "Ema",
+    "EpochRecord",
     "Gradients",
     "Loaded",
     "MicroBatch",
+    "MicroBatchKeys",
     "Order",
     "PendingOutcome",
     "Precision",
     "PrecisionConfig",
+    "RunLog",
     "StepOutcome",
     "StopSignal",
     "TrainingError",
+    "Window",
     "backward",
     "ema_decay",
     "learning_rate",
+    "read_metrics",
     "resolve_precision",
     "rng_state",
     "seed_all",
@@ -60,10 +66,11 @@ _MODULES = {
     "amptrain.checkpoint.resume": ("rng_state", "seed_all", "set_rng_state"),
     "amptrain.checkpoint.store": ("CheckpointStore", "Loaded"),
     "amptrain.config": ("PrecisionConfig",),
-    "amptrain.data.order": ("Order",),
+    "amptrain.data.order": ("MicroBatchKeys", "Order"),
     "amptrain.ema": ("Ema",),
     "amptrain.errors": ("CheckpointError", "ConfigError", "TrainingError"),
     "amptrain.precision": ("Precision", "resolve_precision"),
+    "amptrain.report.log": ("EpochRecord", "RunLog", "Window", "read_metrics"),
     "amptrain.schedule": ("ema_decay", "learning_rate"),
     "amptrain.signals": ("StopSignal",),
     "amptrain.step": (
