@@ -428,3 +428,55 @@ def test_what_a_process_changes_in_shared_arrays_it_alone_sees(tmp_path: Path) -
     assert [one.train.files.path(i) for i in range(8)] == sorted(
         map(str, (tmp_path / "images/train").glob("*/*.png"))
     )
+
+
+FLAGS = '''
+"""Runs of two ranks one after the other: what each says, or the steps that it took."""
+import json
+import os
+import sys
+from pathlib import Path
+import torch.distributed as dist
+from amptrain.config import from_flat
+from amptrain.errors import ConfigError, TrainingError
+from amptrain.train import train
+from torch import nn
+
+class Spare(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.spare = nn.Linear(64, 10), nn.Linear(64, 10)
+    def forward(self, images):
+        return self.body(images.flatten(1))
+
+def result(name, **settings):
+    config = from_flat({"runs": sys.argv[1], "device": "cpu", "epochs": 1, "name": name,
+                        "precision": "fp32", "max_steps": 4, **settings})
+    try:
+        return train(config)
+    except (ConfigError, TrainingError) as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+if __name__ == "__main__":
+    spare = {"model": f"{__file__}:Spare"}
+    found = [
+        result("sync", sync_batchnorm=True),
+        result("unused", **spare, find_unused_parameters=True),
+    ]
+    Path(f"{sys.argv[1]}/{os.environ['RANK']}.json").write_text(json.dumps(found))
+'''
+
+
+def test_flags_of_models_on_several_ranks(tmp_path: Path) -> None:
+    script = tmp_path / "flags.py"
+    script.write_text(FLAGS)
+    done = run([*TORCHRUN, str(script), str(tmp_path)])
+    assert done.returncode == 0, done.stderr
+    for rank in range(2):
+        sync, unused = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert sync == "ConfigError: --sync-batchnorm needs CUDA devices; torch has none for CPUs."
+        assert unused == 0
+    assert json.loads((tmp_path / "unused/result.json").read_text())["steps"] == 4
