@@ -270,6 +270,6 @@ def test_compile_keeps_the_names_of_weights(
 
 
 def test_the_saved_settings_are_those_of_the_run(make_config: Make) -> None:
-    config = make_config(lr=0.02, max_steps=1)
+    config = make_config(lr=0.02, image_size=48, max_steps=1)
     assert train(config) == 0
     assert flatten(load_yaml(config.run_dir / "config.yaml")) == flatten(config)
