@@ -387,9 +387,13 @@ print(json.dumps(found))
 their help take seconds each to end."""
 
 
-def test_no_way_out_of_the_command_line_fails_at_pythons_last_flush() -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_no_way_out_of_the_command_line_fails_at_pythons_last_flush(unbuffered: str) -> None:
     """It exits with 120 there, and says `Exception ignored`."""
-    run = subprocess.run([sys.executable, "-c", STREAMS], stdout=subprocess.PIPE, check=True)
+    variables = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    run = subprocess.run(
+        [sys.executable, "-c", STREAMS], stdout=subprocess.PIPE, env=variables, check=True
+    )
     found = json.loads(run.stdout)
     assert len(found) == 3 * 5
     full = [(code, errors.count("\n")) for _, place, code, errors in found if "full" in place]

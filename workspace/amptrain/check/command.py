@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from amptrain.check.checker import check_file, files
 from amptrain.check.finding import Finding, Rule
@@ -13,6 +14,9 @@ from amptrain.check.run import findings as run_findings
 from amptrain.check.run import run_watched, tell
 from amptrain.errors import ConfigError
 
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
+
 FOUND, NOT_CHECKED = 1, 2
 ABOUT = """\
 Finds the known mistakes of mixed-precision training in scripts and notebooks, without running them.
@@ -22,9 +26,18 @@ line silences a rule there. Exit code: 0 nothing found, 1 findings, 2 something 
 checked; of --run the program's own, if that is not 0."""
 
 
+class Parser(argparse.ArgumentParser):
+    """Tells that its help could not be written, which argparse keeps to itself where standard
+    output has no buffer (PYTHONUNBUFFERED)."""
+
+    def print_help(self, file: "SupportsWrite[str] | None" = None) -> None:
+        """To standard output, if it is not closed."""
+        print(self.format_help(), end="", file=file)
+
+
 def main(arguments: Sequence[str]) -> int:
     """`amptrain check`."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="amptrain check",
         usage="%(prog)s [--format FORMAT] SCRIPT [SCRIPT ...]\n"
         "       %(prog)s [--format FORMAT] --run -- COMMAND [ARGUMENT ...]",
