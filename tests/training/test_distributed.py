@@ -18,6 +18,7 @@ from amptrain.data.shared import mapped, shared
 from amptrain.distributed import _asked_threads, _interface
 from amptrain.model import build_model
 from amptrain.precision import resolve_precision
+from PIL import Image
 
 from .support import broken_folder, command, lines_of, records, wait_for
 
@@ -480,3 +481,44 @@ def test_flags_of_models_on_several_ranks(tmp_path: Path) -> None:
         assert sync == "ConfigError: --sync-batchnorm needs CUDA devices; torch has none for CPUs."
         assert unused == 0
     assert json.loads((tmp_path / "unused/result.json").read_text())["steps"] == 4
+
+
+SLOW_DISK = '''
+"""A disk on which each read takes a while, and processes that may wait for each other for less."""
+import datetime
+import sys
+import threading
+import time
+import amptrain.distributed
+from amptrain.cli import main
+from amptrain.data import look
+
+read, one_at_a_time = look.retried, threading.Lock()
+
+def slowly(action):
+    with one_at_a_time:
+        time.sleep(0.5)
+    return read(action)
+
+if __name__ == "__main__":
+    amptrain.distributed.TIMEOUT = datetime.timedelta(seconds=8)
+    look.retried = slowly
+    began = time.monotonic()
+    code = main(["train", *sys.argv[1:]])
+    assert time.monotonic() - began > 12
+    sys.exit(code)
+'''
+
+
+def test_looking_at_images_may_take_longer_than_ranks_wait_for_each_other(tmp_path: Path) -> None:
+    for index in range(24):
+        folder = tmp_path / "images" / str(index % 2)
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8)).save(folder / f"{index}.png")
+    script = tmp_path / "slow.py"
+    script.write_text(SLOW_DISK)
+    flags = ["--data", f"imagefolder:{tmp_path}/images", "--runs", str(tmp_path), "--max-steps=1"]
+    flags += ["--device=cpu", "--image-size=8", "--global-batch-size=4", "--num-workers=0"]
+    done = run([*TORCHRUN, str(script), *flags, "--model=small_cnn", "--name=slow"])
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "slow/result.json").exists()

@@ -1,13 +1,15 @@
 """Where a run's batches come from: training from its next step to the last, and validation."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
+from multiprocessing.pool import ThreadPool
 
 import torch
 from torch.utils.data import DataLoader
 
 from amptrain.config import TrainConfig
 from amptrain.data.datasets import Dataset, FakeImages, FileImages, Images
+from amptrain.data.files import FileList
 from amptrain.data.loader import (
     BatchSampler,
     DeviceBatches,
@@ -25,6 +27,7 @@ from amptrain.report.log import RunLog
 from amptrain.signals import StopSignal
 from amptrain.step import MicroBatch
 
+POLL_S = 0.1
 SHOWN = 20
 """Broken images that are said; all are in broken.txt."""
 FEW_BROKEN = 100
@@ -122,16 +125,30 @@ class Feed:
             for images in (self.task.train, self.task.validation)
             if isinstance(images, FileImages)
         ]
-        found: tuple[str, ...] = ()
-        if parts and self.processes.is_main:
-            with self.stop.waiting():
-                found = tuple(find_broken(parts, self.processes.cpus))
-        found = self.processes.broadcast_object(found)
+        found = self.processes.broadcast_object(self._find_broken(parts))
         if found and not self.config.skip_broken and len(found) > 1:
             log.message(f"{len(found)} images cannot be read:")
             for text in found[:SHOWN]:
                 log.message(f"  {text}")
         self._report(found)
+
+    def _find_broken(self, parts: list[FileList]) -> tuple[str, ...]:
+        """What rank 0 cannot read. The others ask every moment whether it is done: a million files
+        on a network disk take longer than an exchange between processes may."""
+        with ThreadPool(1) as beside:
+            looking = None
+            if parts and self.processes.is_main:
+                looking = beside.apply_async(find_broken, (parts, self.processes.cpus))
+
+            def is_looking() -> bool:
+                if looking is not None:
+                    looking.wait(POLL_S)
+                return looking is not None and not looking.ready()
+
+            with self.stop.waiting() if looking is not None else nullcontext():
+                while self.processes.any(is_looking()):
+                    pass
+            return () if looking is None else tuple(looking.get())
 
     def _report(self, broken: tuple[str, ...]) -> None:
         """Stop at an image that cannot be read, or with --skip-broken say and remember it."""
