@@ -140,6 +140,7 @@ TO_THE_END = {
 IN_A_RUNNING_SERVICE = {
     "docker compose exec jupyter doctor": r"doctor: ",
     "docker compose restart": r"Started",
+    "docker compose version": r"Docker Compose version v?\d",
 }
 # In a terminal of a container, one after the other: what each must print.
 PHOTOS = {
