@@ -1,8 +1,9 @@
 """Where a run's batches come from: training from its next step to the last, and validation."""
 
 from collections.abc import Iterator
+from concurrent.futures import wait
 from contextlib import ExitStack, nullcontext
-from multiprocessing.pool import ThreadPool
+from functools import partial
 
 import torch
 from torch.utils.data import DataLoader
@@ -26,6 +27,7 @@ from amptrain.files import atomic_write, named
 from amptrain.report.log import RunLog
 from amptrain.signals import StopSignal
 from amptrain.step import MicroBatch
+from amptrain.threads import in_background
 
 POLL_S = 0.1
 SHOWN = 20
@@ -135,20 +137,19 @@ class Feed:
     def _find_broken(self, parts: list[FileList]) -> tuple[str, ...]:
         """What rank 0 cannot read. The others ask every moment whether it is done: a million files
         on a network disk take longer than an exchange between processes may."""
-        with ThreadPool(1) as beside:
-            looking = None
-            if parts and self.processes.is_main:
-                looking = beside.apply_async(find_broken, (parts, self.processes.cpus))
+        looking = None
+        if parts and self.processes.is_main:
+            looking = in_background(partial(find_broken, parts, self.processes.cpus))
 
-            def is_looking() -> bool:
-                if looking is not None:
-                    looking.wait(POLL_S)
-                return looking is not None and not looking.ready()
+        def is_looking() -> bool:
+            if looking is not None:
+                wait([looking], POLL_S)
+            return looking is not None and not looking.done()
 
-            with self.stop.waiting() if looking is not None else nullcontext():
-                while self.processes.any(is_looking()):
-                    pass
-            return () if looking is None else tuple(looking.get())
+        with self.stop.waiting() if looking is not None else nullcontext():
+            while self.processes.any(is_looking()):
+                pass
+        return () if looking is None else tuple(looking.result())
 
     def _report(self, broken: tuple[str, ...]) -> None:
         """Stop at an image that cannot be read, or with --skip-broken say and remember it."""

@@ -3,7 +3,8 @@
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from multiprocessing.pool import ThreadPool
+from functools import partial
+from itertools import chain
 
 from PIL import Image
 from rich.console import Console
@@ -11,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from amptrain.data.decode import READ_ERRORS, Reading, broken_text, retried, to_rgb
 from amptrain.data.files import FileList
+from amptrain.threads import in_background
 
 DECODE_BYTES = 256 * 2**20
 """Up to so much, images are decoded whole, in seconds. Of more, only each head is read: it tells
@@ -21,11 +23,8 @@ def find_broken(parts: Sequence[FileList], cpus: int) -> list[str]:
     """A sentence for each file that cannot be read, in order; with a bar on a terminal. Pillow
     decodes without Python's lock, so threads use all `cpus`."""
     whole = sum(int(files.sizes.sum()) for files in parts) <= DECODE_BYTES
-    paths = [(files, index) for files in parts for index in range(len(files))]
 
-    def look(place: tuple[FileList, int]) -> str | None:
-        path = place[0].path(place[1])
-
+    def look(path: str) -> str | None:
         def read() -> None:
             with Image.open(path) as file:
                 if whole:
@@ -37,14 +36,21 @@ def find_broken(parts: Sequence[FileList], cpus: int) -> list[str]:
             return broken_text(path, error)
         return None
 
-    # Of threads that hang in a read, these do not keep the process from ending.
-    with counter("Looking at the images", len(paths)) as tell, ThreadPool(cpus) as pool:
-        found = []
-        for text in pool.imap(look, paths):
-            tell(1)
-            if text is not None:
-                found.append(text)
-    return found
+    with counter("Looking at the images", sum(map(len, parts))) as tell:
+
+        def look_at_every_nth(first: int) -> list[tuple[int, int, str]]:
+            found = []
+            for part, files in enumerate(parts):
+                for index in range(first, len(files), cpus):
+                    text = look(files.path(index))
+                    tell(1)
+                    if text is not None:
+                        found.append((part, index, text))
+            return found
+
+        threads = [in_background(partial(look_at_every_nth, first)) for first in range(cpus)]
+        found = sorted(chain.from_iterable(thread.result() for thread in threads))
+    return [text for _, _, text in found]
 
 
 @contextmanager

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
-from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
 from amptrain.config import TrainConfig
@@ -17,6 +16,7 @@ from amptrain.data.datasets import Dataset, open_dataset
 from amptrain.data.sources import split
 from amptrain.distributed import Processes
 from amptrain.errors import ConfigError
+from amptrain.threads import in_background
 
 ALIGNED = 64
 """Bytes; arrays begin at multiples of it."""
@@ -45,14 +45,14 @@ def open_for_all(config: TrainConfig, processes: Processes) -> Dataset:
     if processes.world_size == 1 or split(config.data.data)[0] == "function":
         return opened()
     told: Place | ConfigError | None = None
-    with ExitStack() as until_all_have_it, ThreadPool(1) as beside:
-        work = beside.apply_async(opened) if processes.local_rank == 0 else None
+    with ExitStack() as until_all_have_it:
+        work = in_background(opened) if processes.local_rank == 0 else None
         # A listing may take longer than one exchange between processes may.
-        while processes.any(work is not None and not work.ready()):
+        while processes.any(work is not None and not work.done()):
             time.sleep(POLL_S)
         if work is not None:
             try:
-                told = until_all_have_it.enter_context(shared(work.get()))
+                told = until_all_have_it.enter_context(shared(work.result()))
             except ConfigError as error:
                 told = error
         found = processes.gather(told)
