@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from amptrain.errors import ConfigError
-from amptrain.own import own_function
+from amptrain.own import call_own, own_function
 
 
 @pytest.fixture
@@ -51,3 +51,14 @@ def test_what_is_missing_is_told(file: Path, flag: str) -> None:
         own_function(f"{file.parent}/gone.py:net", flag)
     with pytest.raises(ConfigError, match="No module named 'no_such'"):
         own_function("no_such.place:net", flag)
+
+
+def test_code_that_fails_is_told_with_its_line(tmp_path: Path) -> None:
+    """The last line of one's own file: where a library raised, it is the call."""
+    path = tmp_path / "fails.py"
+    path.write_text("import json\n\ndef net():\n    return json.loads('{')\n")
+    with pytest.raises(ConfigError, match=r"^--model .* failed: JSONDecodeError: .*py, line 4\)"):
+        call_own(f"{path}:net", "--model")
+    path.write_text("import json\njson.loads('{')\n\ndef net(): ...\n")
+    with pytest.raises(ConfigError, match=r"^--data .* cannot be read: JSON.*py, line 2\)"):
+        call_own(f"{path}:net", "--data")

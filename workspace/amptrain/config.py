@@ -349,7 +349,13 @@ class OptimConfig:
     lr_gamma: float = 0.1
     """What --schedule step multiplies the learning rate with."""
     early_stop_patience: int | None = None
-    """End the run after this many epochs without a better validation accuracy."""
+    """End the run after this many epochs without a better --eval-metric."""
+    metrics: str | None = None
+    """Metrics of your own, told with each validation: file.py:function or module:function, called
+    with (logits, targets) of all validation images; returns names with numbers."""
+    eval_metric: str = "accuracy"
+    """What tells the best epoch: accuracy (micro-F1 where images have several labels), loss, or a
+    name that --metrics returns. Higher is better, but for the loss."""
     loss: LossName = "cross-entropy"
     """cross-entropy takes one class of each image; bce asks of each class by itself whether it is
     there, and takes several labels an image."""
@@ -399,6 +405,11 @@ class OptimConfig:
         for name in ("lr_step_epochs", "early_stop_patience"):
             value, flag = getattr(self, name), f"--{name.replace('_', '-')}"
             require(value is None or value >= 1, f"{flag} is {value}; it needs at least 1 epoch.")
+        require(
+            self.metrics is not None or self.eval_metric in {"accuracy", "loss"},
+            f"--eval-metric is {self.eval_metric}; without --metrics it needs to be accuracy or "
+            "loss.",
+        )
         require(
             0 < self.lr_gamma <= 1,
             f"--lr-gamma is {self.lr_gamma}; it needs to be above 0 and at most 1.",

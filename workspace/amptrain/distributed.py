@@ -83,6 +83,15 @@ class Processes:
             dist.all_gather_object(values, value, group=self._control)
         return values
 
+    def gather_to_main(self, value: Any) -> list[Any] | None:
+        """`value` of every process, in the order of ranks, for rank 0; None for the others."""
+        if self._control is None:
+            return [value]
+        values: list[Any] | None = [None] * self.world_size if self.is_main else None
+        with self._peers():
+            dist.gather_object(value, values, dst=0, group=self._control)
+        return values
+
     def broadcast_object(self, value: Any) -> Any:
         """`value` of rank 0."""
         if self._control is None:

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from amptrain.data.datasets import Dataset
 from amptrain.errors import ConfigError
-from amptrain.own import own_function
+from amptrain.own import call_own, own_function
 
 SMALL_CNN = "small_cnn"
 
@@ -232,7 +232,8 @@ def _own_model(name: str, shape: tuple[int, int, int], classes: int) -> nn.Modul
     given = {"num_classes": classes, "in_channels": shape[0], "image_size": shape[1]}
     takes = inspect.signature(function).parameters
     all_of_them = any(item.kind is item.VAR_KEYWORD for item in takes.values())
-    model = function(**{key: value for key, value in given.items() if key in takes or all_of_them})
+    wanted = {key: value for key, value in given.items() if key in takes or all_of_them}
+    model = call_own(name, "--model", **wanted)
     if not isinstance(model, nn.Module):
         raise ConfigError(
             f"--model {name} gives a {type(model).__name__}; it needs to give a torch.nn.Module."

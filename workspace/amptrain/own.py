@@ -1,9 +1,10 @@
-"""Code of one's own, by --model and --data: `file.py:function` or `module:function`."""
+"""Code of one's own, by --model, --data and --metrics: `file.py:function` or `module:function`."""
 
 import importlib
 import importlib.util
 import inspect
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -29,6 +30,8 @@ def own_function(name: str, flag: str) -> Callable[..., Any]:
         raise ConfigError(
             f"{flag} {name}: {error}. It needs file.py:function or module:function."
         ) from None
+    except Exception as error:
+        raise ConfigError(f"{flag} {name} cannot be read: {failure(error, place)}.") from error
     found: Callable[..., Any] | None = getattr(module, function, None)
     if not callable(found):
         names = [key for key, value in vars(module).items() if inspect.isroutine(value)]
@@ -37,8 +40,31 @@ def own_function(name: str, flag: str) -> Callable[..., Any]:
     return found
 
 
+def call_own(name: str, flag: str, **given: Any) -> Any:
+    """What the function that `name` means returns. Raises ConfigError, which begins with `flag`,
+    with what it raised."""
+    function = own_function(name, flag)
+    try:
+        return function(**given)
+    except ConfigError:
+        raise
+    except Exception as error:
+        place = name.rpartition(":")[0]
+        raise ConfigError(f"{flag} {name} failed: {failure(error, place)}.") from error
+
+
+def failure(error: Exception, place: str) -> str:
+    """What was raised and in which line: the last of the file `place`, if it is among those of the
+    traceback, since an error deep in a library is of a call there."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if Path(frame.filename).name == Path(place).name]
+    frame = (own or frames)[-1]
+    where = "" if isinstance(error, SyntaxError) else f" ({frame.filename}, line {frame.lineno})"
+    return f"{type(error).__name__}: {error}{where}"
+
+
 def _module_of_file(path: Path) -> ModuleType:
-    """The module of the file, read once for --model and --data, and again when it changed."""
+    """The module of the file, read once for all flags, and again when it changed."""
     changed = path.stat().st_mtime_ns
     known = _read.get(path.stem)
     if known is not None and known[:2] == (path, changed):

@@ -26,6 +26,7 @@ from amptrain.inference.model_file import BEST, LAST, write_model
 from amptrain.inference.saved import saved_info
 from amptrain.loss import make_loss
 from amptrain.memory import is_out_of_memory, out_of_memory
+from amptrain.metrics import OwnMetrics, is_better
 from amptrain.optim import with_learning_rates
 from amptrain.pretrained import (
     as_trained,
@@ -172,6 +173,7 @@ class Trainer:
         per_epoch = self.order.steps_per_epoch
         total = total_steps(optim, per_epoch)
         self.schedule = make_schedule(optim, steps_per_epoch=per_epoch, total=total)
+        self.metrics = None if optim.metrics is None else OwnMetrics(optim.metrics)
         self.loss = make_loss(optim, self.task, processes.device)
         self.state = TrainState(config, self.task, self.order.steps_per_epoch, processes)
         self.checkpoints = Checkpoints(config, self.state)
@@ -409,35 +411,39 @@ class Trainer:
                 stop_asked=lambda: self.stop.number is not None,
                 loss=self.config.optim.loss,
                 idle=self.state.idle_images(self.task.shape),
+                metrics=self.metrics,
             )
         if result is None:
             return False
-        progress.validated_step = progress.step
-        loss, progress.accuracy = result
-        progress.loss = loss
-        if not math.isfinite(loss):  # and nothing is saved of it
+        if not math.isfinite(result.loss):  # and nothing is saved of it
             raise TrainingError(
-                f"Stopped at step {progress.step}: the validation loss is {loss}, so a weight or "
-                "an activation is not finite. The checkpoints are from before. Continue from them "
-                f"with --name {self.config.run_dir.name} and a lower --lr, --max-grad-norm 1 or "
-                "another --precision."
+                f"Stopped at step {progress.step}: the validation loss is {result.loss}, so a "
+                "weight or an activation is not finite. The checkpoints are from before. Continue "
+                f"from them with --name {self.config.run_dir.name} and a lower --lr, "
+                "--max-grad-norm 1 or another --precision."
             )
+        with self._saved_if_broken():
+            value = result.value(self.config.optim.eval_metric)
+        progress.validated_step = progress.step
+        progress.loss, progress.accuracy = result.loss, result.accuracy
+        progress.metrics = result.metrics
         progress.seconds = self.clock.seconds
         self.report.log.epoch(
             EpochRecord(
                 epoch=self._epoch,
                 step=progress.step,
-                val_loss=loss,
+                val_loss=result.loss,
                 val_accuracy=progress.accuracy,
                 skips=progress.epoch_skips,
                 seconds=progress.seconds,
                 measure=self.task.measure,
+                metrics=progress.metrics,
             )
         )
         progress.epoch_skips = 0
-        best = progress.accuracy > progress.best_accuracy
+        best = is_better(self.config.optim.eval_metric, value, progress.best_value)
         if best:
-            progress.best_accuracy, progress.best_step = progress.accuracy, progress.step
+            progress.best_value, progress.best_step = value, progress.step
             self._write_model(BEST)  # first: killed in between, the epoch is made again, and this
         self.save_later(is_best=best)
         self.report.meter.restart()
@@ -445,8 +451,8 @@ class Trainer:
 
     @contextmanager
     def _saved_if_broken(self) -> Iterator[None]:
-        """An image that can't be read ends a validation, in all processes; the epoch before it is
-        not lost."""
+        """An image that can't be read, or a metric of one's own that fails, ends a validation, in
+        all processes; the epoch before it is not lost."""
         try:
             yield
         except TrainingError:

@@ -1,6 +1,8 @@
 """How good a model is on the images it was not trained on."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -9,8 +11,32 @@ from amptrain.config import LossName
 from amptrain.distributed import Processes
 from amptrain.errors import TrainingError
 from amptrain.loss import image_losses, is_told
+from amptrain.metrics import ACCURACY, LOSS, Outputs, OwnMetrics, metrics_of_all
 from amptrain.precision import Precision
 from amptrain.step import MicroBatch
+
+
+@dataclass(frozen=True)
+class Validation:
+    """How good a model is."""
+
+    loss: float
+    """Mean of the images."""
+    accuracy: float
+    """0 to 1; for images of several labels the micro-F1, see `parts_right`."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Those of one's own."""
+
+    def value(self, name: str) -> float:
+        """Of the metric `name`. Raises TrainingError if there is none."""
+        known = {LOSS: self.loss, ACCURACY: self.accuracy, **self.metrics}
+        if name not in known:
+            raise TrainingError(
+                f"--eval-metric {name} is not among what --metrics returns: "
+                f"{', '.join(self.metrics) or 'nothing'}. Mend the function, and run the same "
+                "command again."
+            )
+        return known[name]
 
 
 @torch.no_grad()
@@ -24,11 +50,12 @@ def validate(
     stop_asked: Callable[[], bool],
     loss: LossName = "cross-entropy",
     idle: Tensor | None = None,
-) -> tuple[float, float] | None:
-    """(mean loss, accuracy) over the images of all processes, each counted once; None if asked to
-    stop. For images of several labels the second is the micro-F1, see `parts_right`.
+    metrics: OwnMetrics | None = None,
+) -> Validation | None:
+    """Judge `model` on the images of all processes, each counted once; None if asked to stop.
 
-    Raises TrainingError, in all processes, if one meets an image that cannot be read.
+    Raises TrainingError, in all processes, if one meets an image that cannot be read, or where
+    `metrics` fails.
 
     `idle` are images for a process that has no batch left, where the others compute only with it.
 
@@ -39,6 +66,7 @@ def validate(
     """
     model.eval()
     totals = torch.zeros(4, dtype=torch.float64, device=processes.device)
+    outputs: list[Outputs] = []
     stream = iter(batches)
     for _ in range(max_batches):
         batch, broken = _next(stream)
@@ -56,6 +84,8 @@ def validate(
             continue
         with precision.autocast():
             logits = model(batch.inputs)
+        if metrics is not None:
+            outputs.append((logits.float().cpu(), batch.targets.cpu()))
         losses = image_losses(loss, logits.float(), batch.targets)
         right, of = parts_right(logits, batch.targets)
         images = torch.full_like(right, len(batch.targets))
@@ -66,7 +96,12 @@ def validate(
             "None of the images to validate with could be read; broken.txt in the run directory "
             "names them."
         )
-    return loss_sum / count, right_sum / of_sum if of_sum else 0.0
+    found: dict[str, float] | None = {}
+    if metrics is not None and math.isfinite(loss_sum):  # else what diverged is told, no metric
+        found = metrics_of_all(metrics, outputs, processes, stop_asked)
+    if found is None:
+        return None
+    return Validation(loss_sum / count, right_sum / of_sum if of_sum else 0.0, found)
 
 
 def parts_right(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

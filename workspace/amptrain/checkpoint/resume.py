@@ -22,7 +22,7 @@ MAY_DIFFER = {
         "keep_checkpoints",
     ),
     *("precision", "init_scale", "skip_broken", "val_fraction"),
-    *("grad_checkpointing", "early_stop_patience"),
+    *("grad_checkpointing", "early_stop_patience", "metrics"),
 }
 """Settings without influence on the weights, or (val_fraction) whose influence data.json shows. The
 precision is looked at by itself, since auto and bf16 may be the same, and the loss scale continues
@@ -50,6 +50,7 @@ MUST_MATCH = {
         "fused",
         "ema_decay",
         "loss",
+        "eval_metric",
     ),
 }
 """Settings without which the saved state, or the place in the data, means nothing."""

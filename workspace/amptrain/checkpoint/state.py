@@ -45,7 +45,10 @@ class Progress:
     accuracy: float = math.nan
     loss: float = math.nan
     """Of the last validation, as `accuracy`."""
-    best_accuracy: float = -1.0
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Those of one's own, of the last validation."""
+    best_value: float | None = None
+    """Of --eval-metric."""
     best_step: int = 0
     seconds: float = 0.0
     """Of all parts of the run."""
@@ -71,6 +74,14 @@ class OpenWindow:
     """Seconds for data."""
     seconds: float = 0.0
     """In all, up to where they were last added up."""
+
+
+def progress_of(saved: dict[str, Any]) -> Progress:
+    """What a checkpoint holds; one from before --eval-metric has the best accuracy."""
+    today = dict(saved)
+    if "best_accuracy" in today:
+        today["best_value"] = today.pop("best_accuracy")
+    return Progress(**today)
 
 
 class TrainState:
@@ -226,7 +237,7 @@ class TrainState:
                 "From here on this is "
                 "another run than before."
             )
-        self.progress = Progress(**state["progress"])
+        self.progress = progress_of(state["progress"])
         self.window = self._own_window(state.get("window"))
         if self.processes.rank < len(state["rng"]):
             set_rng_state(state["rng"][self.processes.rank], self.processes.device)

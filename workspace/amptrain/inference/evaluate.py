@@ -2,8 +2,8 @@
 
 import csv
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,6 +22,8 @@ from amptrain.inference.model_file import ModelInfo, load_model
 from amptrain.inference.multilabel import judge_labels, write_labels
 from amptrain.inference.predict import chosen_device, described
 from amptrain.loss import image_losses
+from amptrain.metrics import Outputs, OwnMetrics, own_metrics_text
+from amptrain.report.log import finite
 from amptrain.words import counted
 
 LARGEST_PICTURE = 100
@@ -47,6 +49,8 @@ class EvaluateConfig:
     """Where to compute; auto takes CUDA if there is a device."""
     model: str | None = None
     """For a model of your own: file.py:function or module:function, as in training."""
+    metrics: str | None = None
+    """Metrics of your own, as in training; the default is none."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,8 @@ class Evaluation:
     classes: tuple[str, ...]
     broken: tuple[str, ...] = ()
     """Images that could not be read; they are not counted."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Those of --metrics."""
 
     @property
     def images(self) -> int:
@@ -92,6 +98,7 @@ class Evaluation:
 def main(arguments: Sequence[str]) -> int:
     """`amptrain evaluate`. Raises ConfigError."""
     config = tyro.cli(EvaluateConfig, prog="amptrain evaluate", args=list(arguments))
+    metrics = None if config.metrics is None else OwnMetrics(config.metrics)
     model, info, path = load_model(config.model_file, config.model)
     task = open_as_trained(config, info)
     require_same_classes(info, task)
@@ -106,10 +113,12 @@ def main(arguments: Sequence[str]) -> int:
     folder = config.out or path.parent / "evaluation"
     batches = _batches(task.validation, config.batch_size)
     if task.label_sets is not None:
-        labelled = judge_labels(model.to(device), info, batches, task.label_sets, device=device)
+        labelled = judge_labels(
+            model.to(device), info, batches, task.label_sets, device=device, metrics=metrics
+        )
         write_labels(folder, labelled, path)
         return 0
-    result = evaluate(model.to(device), info, batches, device=device)
+    result = evaluate(model.to(device), info, batches, device=device, metrics=metrics)
     write_evaluation(folder, result, path)
     _tell(result, folder)
     return 0
@@ -161,20 +170,24 @@ def evaluate(
     batches: Iterable[tuple[Tensor, Tensor, list[str]]],
     *,
     device: torch.device,
+    metrics: OwnMetrics | None = None,
 ) -> Evaluation:
     """Judge `model` in FP32 on batches of (uint8 pixels, labels, sentences on broken images).
 
-    Raises ConfigError if no image could be read.
+    Raises ConfigError if no image could be read, TrainingError where `metrics` fails.
     """
     count = len(info.classes)
     confusion = np.zeros((count, count), dtype=np.int64)
     mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (info.mean, info.std))
     loss, in_five, broken = 0.0, 0, []
+    outputs: list[Outputs] = []
     for pixels, labels, unread in batches:
         broken += unread
         if not len(labels):
             continue
         logits = model(((pixels.float() - mean) / std).to(device)).float().cpu()
+        if metrics is not None:
+            outputs.append((logits, labels))
         if info.loss == "bce":
             loss += float(image_losses("bce", logits.double(), labels).sum())
         else:
@@ -185,7 +198,12 @@ def evaluate(
     if not confusion.sum():
         raise ConfigError(f"None of the images could be read: {'; '.join(broken[:3])}")
     return Evaluation(
-        loss / confusion.sum(), confusion, in_five, info.classes, broken=tuple(broken)
+        loss / confusion.sum(),
+        confusion,
+        in_five,
+        info.classes,
+        broken=tuple(broken),
+        metrics={} if metrics is None else metrics(outputs),
     )
 
 
@@ -199,6 +217,7 @@ def write_evaluation(folder: Path, result: Evaluation, path: Path) -> None:
         "loss": result.loss,
         "top1": result.accuracy,
         "top5": result.right_in_5 / result.images,
+        "metrics": {name: finite(value) for name, value in result.metrics.items()},
         "per_class": result.per_class(),
     }
     text = json.dumps(values, indent=2, ensure_ascii=False)
@@ -244,7 +263,8 @@ def draw_confusion(result: Evaluation, path: Path) -> None:
 
 def _tell(result: Evaluation, folder: Path) -> None:
     top5 = result.right_in_5 / result.images
-    print(f"loss {result.loss:.4f}, top-1 {result.accuracy:.2%}, top-5 {top5:.2%}")
+    own = own_metrics_text(result.metrics)
+    print(f"loss {result.loss:.4f}, top-1 {result.accuracy:.2%}, top-5 {top5:.2%}{own}")
     worst = sorted(result.per_class().items(), key=lambda item: item[1]["recall"])[:10]
     width = max(len(name) for name, _ in worst)
     title = "class" if len(worst) == len(result.classes) else "the ten worst"

@@ -49,7 +49,7 @@ class ModelInfo:
     """In which it was trained and judged."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Of the validation images: loss; accuracy, or micro-F1 where they have several labels (0 to
-    1)."""
+    1); and those of --metrics."""
     loss: str = "cross-entropy"
     """With which it was trained: cross-entropy, where a softmax of the outputs gives the
     probabilities; or bce, where a sigmoid gives that of each class by itself."""

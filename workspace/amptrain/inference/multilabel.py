@@ -2,8 +2,8 @@
 
 import json
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from amptrain.errors import ConfigError
 from amptrain.files import write_text
 from amptrain.inference.model_file import ModelInfo
 from amptrain.loss import image_losses, is_told
+from amptrain.metrics import OwnMetrics, own_metrics_text
+from amptrain.report.log import finite
 from amptrain.words import counted
 
 
@@ -34,6 +36,8 @@ class LabelEvaluation:
     classes: tuple[str, ...]
     broken: tuple[str, ...] = ()
     """Images that could not be read; they are not counted."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Those of --metrics."""
 
     @property
     def micro_f1(self) -> float:
@@ -89,11 +93,12 @@ def judge_labels(
     label_sets: NDArray[np.bool_],
     *,
     device: torch.device,
+    metrics: OwnMetrics | None = None,
 ) -> LabelEvaluation:
     """Judge `model` in FP32 on batches of (uint8 pixels, rows of `label_sets`, sentences on broken
     images).
 
-    Raises ConfigError if no image could be read.
+    Raises ConfigError if no image could be read, TrainingError where `metrics` fails.
     """
     mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (info.mean, info.std))
     outputs: list[Tensor] = []
@@ -114,6 +119,7 @@ def judge_labels(
         is_told(logits).numpy(),
         info.classes,
         broken=tuple(broken),
+        metrics={} if metrics is None else metrics([(logits, there.float())]),
     )
 
 
@@ -127,9 +133,10 @@ def write_labels(folder: Path, result: LabelEvaluation, path: Path) -> None:
         "broken_images": list(result.broken),
         "loss": result.loss,
         "micro_f1": result.micro_f1,
-        "mean_average_precision": _or_null(result.mean_average_precision),
+        "mean_average_precision": finite(result.mean_average_precision),
+        "metrics": {name: finite(value) for name, value in result.metrics.items()},
         "per_class": {
-            name: {key: _or_null(value) for key, value in of_class.items()}
+            name: {key: finite(value) for key, value in of_class.items()}
             for name, of_class in per_class.items()
         },
     }
@@ -137,7 +144,7 @@ def write_labels(folder: Path, result: LabelEvaluation, path: Path) -> None:
     write_text(folder / "evaluation.json", text + "\n")
     print(
         f"loss {result.loss:.4f}, micro-F1 {result.micro_f1:.2%}, mean average precision "
-        f"{result.mean_average_precision:.2%}"
+        f"{result.mean_average_precision:.2%}{own_metrics_text(result.metrics)}"
     )
     worst = sorted(per_class.items(), key=lambda item: item[1]["f1"])[:10]
     width = max(len(name) for name, _ in worst)
@@ -150,8 +157,3 @@ def write_labels(folder: Path, result: LabelEvaluation, path: Path) -> None:
     if result.broken:
         print(f"{counted(len(result.broken), 'image')} could not be read; see evaluation.json.")
     print(f"Written: {folder}/evaluation.json")
-
-
-def _or_null(value: float) -> float | None:
-    """JSON has no word for NaN."""
-    return None if math.isnan(value) else value

@@ -22,7 +22,7 @@ def saved_info(config: TrainConfig, task: Dataset, state: TrainState, epoch: int
         step=progress.step,
         epoch=epoch,
         precision=state.precision.name,
-        metrics={"loss": progress.loss, task.measure: progress.accuracy},
+        metrics={"loss": progress.loss, task.measure: progress.accuracy, **progress.metrics},
         loss=config.optim.loss,
         versions=versions(),
         seed=config.run.seed,

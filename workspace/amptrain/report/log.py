@@ -12,8 +12,8 @@ import dataclasses
 import json
 import math
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +72,8 @@ class EpochRecord:
     """Training and validation together."""
     measure: str = "accuracy"
     """What `val_accuracy` is: micro-F1 where images have several labels."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Those of --metrics; in metrics.jsonl and TensorBoard they stand beside the other values."""
 
 
 class RunLog:
@@ -159,7 +161,9 @@ class RunLog:
                 self.writer.close()
 
     def _write(self, kind: str, record: Window | EpochRecord) -> None:
-        values = {name: _finite(value) for name, value in dataclasses.asdict(record).items()}
+        fields = dataclasses.asdict(record)
+        fields |= fields.pop("metrics", {})
+        values = {name: finite(value) for name, value in fields.items()}
         self._try(lambda: self._append(json.dumps({"kind": kind, **values}, allow_nan=False)))
         self._try(lambda: self._tensorboard("train" if kind == "window" else "validation", values))
 
@@ -194,8 +198,8 @@ class RunLog:
             self.failing = True
 
 
-def _finite(value: Any) -> Any:
-    """JSON has no word for NaN and infinity."""
+def finite(value: Any) -> Any:
+    """`value`; None for NaN and infinity, for which JSON has no word."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -222,6 +226,7 @@ def epoch_line(record: EpochRecord) -> str:
     return (
         f"epoch {record.epoch} done: validation loss {record.val_loss:.4f}, "
         f"{record.measure} {record.val_accuracy:.2%}, "
+        f"{''.join(f'{name} {value:.4f}, ' for name, value in record.metrics.items())}"
         f"skipped steps {record.skips}, {record.seconds:.1f} s since the start"
     )
 

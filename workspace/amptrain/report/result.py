@@ -15,10 +15,11 @@ from amptrain.data.datasets import Dataset
 from amptrain.data.order import Order
 from amptrain.errors import ConfigError, TrainingError
 from amptrain.files import atomic_write
+from amptrain.metrics import ACCURACY, shown
 from amptrain.model import weights_sha256
 from amptrain.optim import with_learning_rates
 from amptrain.precision import precision_class, precision_name
-from amptrain.report.log import RunLog
+from amptrain.report.log import RunLog, finite
 from amptrain.words import counted
 
 RESULT = "result.json"
@@ -34,7 +35,7 @@ NO_INFLUENCE = {
         "save_every",
         "async_checkpoint",
     ),
-    *("keep_checkpoints", "device", "skip_broken", "grad_checkpointing"),
+    *("keep_checkpoints", "device", "skip_broken", "grad_checkpointing", "metrics"),
     "parallel",
 }
 """Settings that change nothing in a run that is over. `data` is among them since the same data may
@@ -65,11 +66,13 @@ def finish(
         "image_size": task.shape[1],
         "measure": task.measure,
         "accuracy": progress.accuracy,
+        "metrics": {name: finite(value) for name, value in progress.metrics.items()},
         "epochs": progress.step / order.steps_per_epoch,
         "steps": progress.step,
         "skipped_steps": progress.step - progress.optimizer_steps,
         "stopped_early": state.is_stopped_early,
-        "best_accuracy": progress.best_accuracy,
+        "eval_metric": config.optim.eval_metric,
+        "best_value": progress.best_value,
         "best_epoch": progress.best_step / order.steps_per_epoch,
         "seconds": progress.seconds,
         "images_per_s": seen / progress.seconds,
@@ -159,10 +162,12 @@ def finished(config: TrainConfig, device: torch.device) -> list[str]:
 
 def early_stop_text(config: TrainConfig, progress: Progress, order: Order, task: Dataset) -> str:
     """The sentence on a run that ends before its last epoch."""
+    optim, best = config.optim, progress.best_value
+    name = task.measure if optim.eval_metric == ACCURACY else optim.eval_metric
+    than = "any" if best is None else f"{shown(optim.eval_metric, best)}, which was that"
     return (
-        f"Ended early at step {progress.step}: --early-stop-patience "
-        f"{config.optim.early_stop_patience} epochs without a better validation {task.measure} "
-        f"than {progress.best_accuracy:.2%}, which was that of epoch "
+        f"Ended early at step {progress.step}: --early-stop-patience {optim.early_stop_patience} "
+        f"epochs without a better validation {name} than {than} of epoch "
         f"{progress.best_step // order.steps_per_epoch}."
     )
 

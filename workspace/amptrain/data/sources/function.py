@@ -36,7 +36,7 @@ from amptrain.data.datasets import (
 from amptrain.data.decode import Reading
 from amptrain.data.transforms import sample_rng
 from amptrain.errors import ConfigError
-from amptrain.own import own_function
+from amptrain.own import call_own
 
 IMAGE, LABEL = ("pixel_values", "image", "img"), ("labels", "label", "target")
 """Names of an item's two values, in transformers, datasets and torchvision."""
@@ -149,7 +149,7 @@ def seeded(seed: int, epoch: int, index: int) -> Iterator[None]:
 def open(argument: str, config: DataConfig, seed: int) -> Dataset:
     """`argument` is module:function or file.py:function. Raises ConfigError with what the function
     lacks."""
-    made = own_function(argument, "--data")()
+    made = call_own(argument, "--data")
     if isinstance(made, Dataset):
         return made
     if not isinstance(made, tuple) or len(made) not in {2, 3}:
