@@ -284,7 +284,7 @@ def summary(layout: Path, image: str) -> str:
     ]
     return "\n".join(
         [
-            f"{digest}, {size / 1e9:.3f} GB in {len(manifest['layers'])} layers: {layout}",
+            f"{digest}, {size / 1e9:.3f} GB, layers: {len(manifest['layers'])}, in {layout}",
             f"This machine's {image} is {repository(image)}:{version}, too. To push it:",
             *(f"  {line}" for line in push),
         ]

@@ -295,8 +295,7 @@ def mig(nvml: Any, handle: Any, index: int) -> list[Finding]:
             )
         ]
     found = (
-        f"GPU {index} is in MIG mode with {instances} visible instance(s); a process "
-        "uses one of them"
+        f"GPU {index} is in MIG mode, visible instances: {instances}; a process uses one of them"
     )
     do = (
         "One process each with CUDA_VISIBLE_DEVICES=MIG-…; data parallel training over "

@@ -66,7 +66,7 @@ def memory(cgroup: Path = limits.CGROUP, machine: int | None = None) -> list[Fin
     else:
         findings = [Finding("memory", "ok", f"limited to {gibibytes(limit)}")]
     if kills:
-        found = f"the kernel has killed {kills} program(s) in this container for want of memory"
+        found = f"the kernel has killed {kills} of this container's programs for want of memory"
         do = "A higher --memory, fewer loader workers (--num-workers), or a smaller batch"
         findings.append(Finding("memory", "warning", found, "none killed", do))
     return findings
@@ -83,7 +83,7 @@ def processes(cgroup: Path = limits.CGROUP) -> Finding:
         where = "of this user, in all containers and outside"  # setrlimit(2): of the real user id
         limit, do = per_user, "docker run without --ulimit nproc"
     if limit is not None and limit < PROCESSES_NEEDED:
-        found = f"at most {limit} processes and threads {where}"
+        found = f"at most {limit} {where}, processes and threads together"
         return Finding("processes", "warning", found, f">= {PROCESSES_NEEDED}", do)
     return Finding("processes", "ok", "no limit" if limit is None else f"at most {limit}")
 
@@ -106,7 +106,7 @@ def cpus(environment: Mapping[str, str], cgroup: Path = limits.CGROUP) -> Findin
     given = environment.get("OMP_NUM_THREADS", "")
     if (natural(given, 1 << 32) or 0) > usable:
         found = (
-            f"OMP_NUM_THREADS={given}, but {usable} of {total} CPUs may be used; "
+            f"OMP_NUM_THREADS={given}, and CPUs that may be used: {usable} of {total}; "
             "threads wait for each other"
         )
         return Finding(
@@ -118,8 +118,8 @@ def cpus(environment: Mapping[str, str], cgroup: Path = limits.CGROUP) -> Findin
         )
     if quota is not None:
         do = f"Threads follow it. For more: docker run --cpus {total}" if quota < total else ""
-        return Finding("cpu", "note", f"{quota:g} of {total} CPUs, by quota", do=do)
-    return Finding("cpu", "ok", f"{usable} of {total} CPUs, no quota")
+        return Finding("cpu", "note", f"CPUs by quota: {quota:g} of {total}", do=do)
+    return Finding("cpu", "ok", f"CPUs, no quota: {usable} of {total}")
 
 
 def open_files() -> Finding:

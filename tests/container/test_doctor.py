@@ -293,7 +293,7 @@ def test_killed_for_want_of_memory() -> None:
         hungry = "python3 -c \"b = bytearray(b'x') * (900 << 20)\"; echo $?"
         assert "137" in container.execute("sh", "-c", hungry, check=False)
         findings = parsed(container.execute("doctor", "--json", check=False))[1]
-    assert "the kernel has killed 1 program(s)" in texts(findings, "memory", "warning")
+    assert "has killed 1 of this container's programs" in texts(findings, "memory", "warning")
 
 
 OLD_DRIVER = "int cuDriverGetVersion(int *version) { *version = 11070; return 0; }"

@@ -152,7 +152,7 @@ def test_gpu_off_the_bus_does_not_hide_the_driver() -> None:
 def test_mig_with_instances_is_a_note_and_without_an_error() -> None:
     assert not [f for f in gpu.driver_and_devices(FakeNvml()) if f.check == "mig"]
     some = only(gpu.driver_and_devices(FakeNvml(mig=(7, 3))), "mig")
-    assert (some.severity, "3 visible instance(s)" in some.found) == ("note", True)
+    assert (some.severity, "visible instances: 3;" in some.found) == ("note", True)
     assert only(gpu.driver_and_devices(FakeNvml(mig=(7, 0))), "mig").severity == "error"
 
 

@@ -1,11 +1,13 @@
 """What can be seen without running anything: linters, types, schemas, and what must not stand in a
 file."""
 
+import ast
 import os
 import re
 import subprocess
 import sys
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -190,3 +192,41 @@ def test_latest_is_never_used() -> None:
         r"^\s*(?:FROM|image:|-?\s*docker (?:run|pull|build))\s.*:latest\b", re.MULTILINE
     )
     assert {str(path) for path, text in text_files() if tag.search(text)} == set()
+
+
+COUNTED = (
+    *("image", "file", "folder", "link", "class", "label", "step", "epoch", "process", "rank"),
+    *("worker", "thread", "CPU", "GPU", "micro-batch", "tensor", "parameter", "program", "layer"),
+)
+PLURAL = re.compile(
+    rf" (?:(?:more|other|loader|training) )?(?:{'|'.join(COUNTED)})(?:s|es|\(s\)|\(es\))(?![\w/])|"
+    rf" (?:[a-z]+ )?[a-z-]+(?:\(s\)|\(es\))"
+)
+
+
+def counts_without_counting(source: str) -> list[tuple[int, str]]:
+    """(line, what) of each `{number} things` in an f-string, where one is `1 things`. A constant,
+    in capitals, and a number with a comma in its thousands are more than one."""
+    found = []
+    for text in ast.walk(ast.parse(source)):
+        parts = text.values if isinstance(text, ast.JoinedStr) else []
+        for number, after in pairwise(parts):
+            if (
+                isinstance(number, ast.FormattedValue)
+                and number.format_spec is None
+                and not ast.unparse(number.value).isupper()
+                and isinstance(after, ast.Constant)
+                and (plural := PLURAL.match(str(after.value)))
+            ):
+                found.append((number.lineno, ast.unparse(number.value) + plural[0]))
+    return found
+
+
+def test_one_thing_is_not_called_many() -> None:
+    """amptrain.words.counted, or another sentence."""
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {what}"
+        for path in tracked("workspace/amptrain/*.py", "entrypoints/*.py", "host/*.py")
+        for line, what in counts_without_counting(path.read_text("utf-8"))
+    ]
+    assert found == []

@@ -20,7 +20,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"data": "imagefoldr:pets"}, "Do you mean imagefolder?"),
     ({"val_fraction": 1.0}, "--val-fraction is 1.0"),
     ({"batch_size": 0}, "--global-batch-size is 0; it needs to be at least 1."),
-    ({"batch_size": 10, "accumulate": 3}, "cannot be split into --grad-accum-steps 3"),
+    ({"batch_size": 10, "accumulate": 3}, "cannot be split evenly into --grad-accum-steps 3"),
     ({"epochs": 0}, "--epochs is 0"),
     ({"max_steps": 0}, "--max-steps is 0"),
     ({"lr": 0.0}, "--lr is 0.0"),

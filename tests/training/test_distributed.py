@@ -210,7 +210,7 @@ def test_a_changed_number_of_processes_is_told(make_config: Make) -> None:
     assert run(torchrun(config)).returncode == 0
     alone = run(command(make_config(max_steps=6)))
     assert alone.returncode == 0, alone.stderr
-    assert "The checkpoint is of 2 processes, now there are 1." in alone.stdout
+    assert "The checkpoint is of 2 processes, this run of 1." in alone.stdout
     assert json.loads((config.run_dir / "result.json").read_text())["world_size"] == 1
 
 

@@ -69,8 +69,8 @@ def test_what_other_programs_leave_is_no_data(root: Path) -> None:
     assert (dataset.classes, len(dataset.train), len(dataset.validation)) == (("cat", "dog"), 12, 4)
     said = "\n".join(dataset.messages)
     assert "Training: 12 images of 2 classes (cat 6, dog 6)." in said
-    assert "Left out: 1 files of other kinds (1 .txt)." in said
-    assert re.search(r"Left out: \d+ hidden files and folders", said)
+    assert "Left out: 1 file of other kinds (1 .txt)." in said
+    assert re.search(r"Left out, files and folders that are hidden: \d+\.", said)
 
 
 def test_links_are_followed_and_circles_told(root: Path, tmp_path: Path) -> None:
@@ -84,8 +84,8 @@ def test_links_are_followed_and_circles_told(root: Path, tmp_path: Path) -> None
     assert len(dataset.train) == 12
     assert "linked/005.png" in "\n".join(names(dataset.train))
     said = "\n".join(dataset.messages)
-    assert "1 links that lead in a circle" in said
-    assert "1 links that lead nowhere" in said
+    assert "1 link in a circle" in said
+    assert "1 link to nothing" in said
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
@@ -151,7 +151,7 @@ def test_one_class_is_refused(tmp_path: Path) -> None:
         opened(make_folder(tmp_path / "one", "cat"))
     (tmp_path / "flat").mkdir()
     shutil.copy(tmp_path / "one/train/cat/000.png", tmp_path / "flat")
-    with pytest.raises(ConfigError, match="has no class folders, but 1 images"):
+    with pytest.raises(ConfigError, match="has no class folders, but 1 image\\."):
         opened(tmp_path / "flat")
 
 
@@ -162,7 +162,7 @@ def test_a_class_without_validation_images_is_trained(root: Path, empty: bool) -
         (root / "val" / "dog").mkdir()
     dataset = opened(root)
     assert (len(dataset.classes), len(dataset.validation)) == (2, 2)
-    assert any("1 classes have no image for validation (dog)" in text for text in dataset.messages)
+    assert any("for validation: 1 class (dog)" in text for text in dataset.messages)
 
 
 def test_the_home_folder_is_found(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,7 +388,7 @@ def test_too_many_broken_images_stop_the_run(
     monkeypatch.setattr("amptrain.data.feed.FEW_BROKEN", 3)
     for path in sorted((root / "train/cat").iterdir())[:4]:
         path.write_bytes(b"no image")
-    with pytest.raises(TrainingError, match="Of the 16 images 4 could not be read"):
+    with pytest.raises(TrainingError, match="4 of 16 images could not be read"):
         train(make_config(**settings(root, skip_broken=True)))
 
 

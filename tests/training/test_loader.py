@@ -132,7 +132,7 @@ def test_workers_come_from_the_cpus_unless_data_is_in_memory(digits: Dataset) ->
     assert choose_workers(None, folder_like(digits), cpus=4, prefetch=2, images=64) == 4
     assert choose_workers(7, digits, cpus=4, prefetch=2, images=64) == 7
     with pytest.raises(
-        ConfigError, match="--num-workers 65 is more than 16 for each of the 4 CPUs this"
+        ConfigError, match="--num-workers 65 is more than 16 a CPU, and this process may use 4 CPUs"
     ):
         choose_workers(65, digits, cpus=4, prefetch=2, images=64)
     assert (

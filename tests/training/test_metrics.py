@@ -167,7 +167,7 @@ def test_early_stop_follows_it(
     assert train(config) == 0
     assert result_of(config)["epochs"] == 3
     assert any(
-        "2 epochs without a better validation score than 0.5000, which was that of epoch 1." in text
+        "2 epochs without a better validation score (--early-stop-patience) than 0.5000" in text
         for text in messages
     )
 

@@ -228,7 +228,7 @@ def test_the_thread_ends_with_the_run() -> None:
             ("waits for the device at each step", "Try --fused."),
         ),
         ({"fused": False}, 0.02, ("the batch is small", "--global-batch-size 128")),
-        ({"log_every": 1}, 0.02, ("every 1 steps", "Try --log-every 50.")),
+        ({"log_every": 1}, 0.02, ("once in 1 step.", "Try --log-every 50.")),
         ({}, 0.02, ("the batch is small", "Try --global-batch-size 128, or --compile")),
         ({"compile": True}, 0.02, ("the batch is small", "Try --global-batch-size 128.")),
     ],

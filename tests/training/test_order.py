@@ -65,7 +65,7 @@ def test_a_batch_that_cannot_be_split_is_refused() -> None:
         Order(100, 16, seed=0, accumulate=2, world_size=3)
     with pytest.raises(ConfigError, match="needs to be at least 12"):
         Order(100, 6, seed=0, accumulate=2, world_size=3)
-    with pytest.raises(ConfigError, match="There are 1 training images"):
+    with pytest.raises(ConfigError, match="1 image to train on: a step"):
         Order(1, 16, seed=0)
 
 

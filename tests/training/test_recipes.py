@@ -333,7 +333,7 @@ def test_a_run_ends_early_and_says_so_when_started_again(
     result = json.loads((config.run_dir / "result.json").read_text())
     assert (result["epochs"], result["stopped_early"], result["best_epoch"]) == (3, True, 1)
     assert [record["epoch"] for record in records(config, "epoch")] == [1, 2, 3]
-    assert any(text.startswith("Ended early at step 36: --early-stop-pat") for text in messages)
+    assert any(text.startswith("Ended early at step 36: 2 epochs without a") for text in messages)
     assert train(config) == 0
     assert "is finished at step 36: there is nothing to train" in capsys.readouterr().out
     assert json.loads((config.run_dir / "result.json").read_text()) == result

@@ -272,7 +272,7 @@ def test_settings_of_the_check_are_settings() -> None:
 def test_a_changed_number_of_processes_is_announced_or_refused() -> None:
     assert check_world_size(2, 2, saved_steps=5, steps=5) == []
     [text] = check_world_size(2, 4, saved_steps=5, steps=5)
-    assert text.startswith("The checkpoint is of 2 processes, now there are 4.")
+    assert text.startswith("The checkpoint is of 2 processes, this run of 4.")
     with pytest.raises(ConfigError, match="With 4 an epoch has 4 steps in place of 5"):
         check_world_size(2, 4, saved_steps=5, steps=4)
 

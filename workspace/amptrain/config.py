@@ -433,9 +433,8 @@ class OptimConfig:
         )
         require(
             self.global_batch_size % self.grad_accum_steps == 0,
-            f"--global-batch-size {self.global_batch_size} cannot be split into --grad-accum-steps "
-            f"{self.grad_accum_steps} "
-            "equal micro-batches.",
+            f"--global-batch-size {self.global_batch_size} cannot be split evenly into "
+            f"--grad-accum-steps {self.grad_accum_steps}.",
         )
 
 

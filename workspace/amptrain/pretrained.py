@@ -19,6 +19,7 @@ from amptrain.inference.model_file import BEST, LAST, find_model, read_info, rea
 from amptrain.inference.model_file import read_tensors as read_safetensors
 from amptrain.model import head_name
 from amptrain.sharding import load_model
+from amptrain.words import counted
 
 ENDINGS = (".safetensors", ".pth", ".pt", ".bin", ".ckpt")
 NESTED = ("state_dict_ema", "model_ema", "ema", "state_dict", "model_state_dict", "model")
@@ -178,10 +179,9 @@ def load_weights(model: nn.Module, start: StartWeights, classes: tuple[str, ...]
     body = {name for name in own if name.rpartition(".")[0] != head}
     if len(body & taken.keys()) * 2 < len(body):
         raise ConfigError(
-            f"{start.source} fits {len(body & taken.keys())} of the {len(body)} tensors of this "
-            "model: "
-            f"it is of another one. It has {', '.join(list(given)[:3])}, …; the model has "
-            f"{', '.join(list(own)[:3])}, …"
+            f"{start.source} fits {len(body & taken.keys())} of this model's "
+            f"{counted(len(body), 'tensor')}: it is of another one. It has "
+            f"{', '.join(list(given)[:3])}, …; the model has {', '.join(list(own)[:3])}, …"
         )
     load_model(model, taken, strict=False)
     return _sentence(start.source, taken, given, own, head)
@@ -196,7 +196,8 @@ def _sentence(
 ) -> str:
     random = [name for name in own if name not in taken]
     unused = [name for name in given if name not in taken and name not in own]
-    text = f"Starting from {source}: {len(taken)} of the model's {len(own)} tensors come from it"
+    tensors = counted(len(own), "tensor")
+    text = f"Starting from {source}, which has {len(taken)} of the model's {tensors}"
     heads = [name for name in random if name.rpartition(".")[0] == head]
     if heads:
         text += f"; the head ({', '.join(heads)}) is new, since the classes are others"

@@ -47,6 +47,7 @@ from amptrain.schedule import ema_decay, make_schedule, total_steps
 from amptrain.signals import StopSignal, WaitEnded
 from amptrain.step import MicroBatch, PendingOutcome, StepOutcome, backward, update
 from amptrain.validate import validate
+from amptrain.words import counted
 
 RATE_JUMP = 1.5
 """How many times its rate the last step has by today's schedule, where that is announced."""
@@ -370,7 +371,7 @@ class Trainer:
             )
         elif progress.consecutive_skips >= limits.max_consecutive_skips:
             skips = progress.consecutive_skips
-            why = f"{skips} steps in a row were skipped (--max-consecutive-skips)"
+            why = f"{counted(skips, 'step')} skipped in a row (--max-consecutive-skips)"
         else:
             return
         # The next step, within which this may be, has already run its forward pass.

@@ -19,6 +19,7 @@ import torch
 from amptrain.checkpoint.store import CheckpointStore
 from amptrain.config import TrainConfig, save_yaml
 from amptrain.errors import ConfigError, TrainingError
+from amptrain.words import counted
 
 KILLS = 3
 FEWEST_STEPS = 8
@@ -50,8 +51,8 @@ def verify_resume(config: TrainConfig) -> int:
     )
     folder.mkdir(parents=True)
     print(
-        f"verify-resume: {steps} steps without a stop, then the same with {KILLS} kills, in "
-        f"{folder}",
+        f"verify-resume: {counted(steps, 'step')} without a stop, then the same with {KILLS} "
+        f"kills, in {folder}",
         flush=True,
     )
     whole, killed = named(config, "whole"), named(config, "killed")

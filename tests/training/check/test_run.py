@@ -143,7 +143,7 @@ def test_skips_are_counted(tmp_path: Path, fused: bool) -> None:
     script = SKIPS.replace("FUSED", str(fused))
     run = check(tmp_path, script)
     place = f"script.py:{line_of(script, 'scaler.step')}:1:"
-    assert f"{place} AMP103 5 of 20 steps were skipped: " in run.stderr
+    assert f"{place} AMP103 skipped: 5 of 20 steps: " in run.stderr
     assert f"{place} AMP104 the loss scale fell to 0.125: " in run.stderr
     assert "20 steps on cpu" in run.stderr
     assert "5 skipped; loss scale 0.125, at least 0.125" in run.stderr
@@ -153,7 +153,7 @@ def test_skips_are_counted(tmp_path: Path, fused: bool) -> None:
 def test_half_parameters_and_inf_are_found(tmp_path: Path) -> None:
     run = check(tmp_path, HALF)
     place = f"script.py:{line_of(HALF, 'optimizer.step')}:1:"
-    assert f"{place} AMP101 4 of 4 parameters are bfloat16: " in run.stderr
+    assert f"{place} AMP101 bfloat16: 4 of 4 parameters: " in run.stderr
     assert f"{place} AMP105 at step 16 a gradient is inf: " in run.stderr
     assert (run.stderr.count("AMP1"), run.returncode) == (2 * 2, 1)
 

@@ -8,6 +8,7 @@ from typing import Any
 from amptrain.check.finding import Finding, Place, Rule
 from amptrain.check.source import read
 from amptrain.errors import ConfigError
+from amptrain.words import counted
 
 FEWEST_STEPS = 10  # of fewer, nothing is said that is a matter of how often
 OFTEN_SKIPPED = 0.1
@@ -91,13 +92,13 @@ def _found(record: Record) -> Iterator[tuple[str, tuple[str, int], str]]:
     for dtype in ("float16", "bfloat16"):
         if count := record["dtypes"].get(dtype):
             whole = sum(record["dtypes"].values())
-            yield "AMP101", place, f"{count} of {whole} parameters are {dtype}"
+            yield "AMP101", place, f"{dtype}: {count} of {counted(whole, 'parameter')}"
     if record["autocast"] == "float16" and scaler is None:
         yield "AMP102", place, "autocast to float16, and no step by a GradScaler"
     if scaler is not None:
         skipped, of, lowest = scaler["skipped"], scaler["steps"], scaler["lowest"]
         if of >= FEWEST_STEPS and skipped >= 3 and skipped >= OFTEN_SKIPPED * of:
-            yield "AMP103", place, f"{skipped} of {of} steps were skipped"
+            yield "AMP103", place, f"skipped: {skipped} of {counted(of, 'step')}"
         if lowest is not None and lowest < 1:
             yield "AMP104", place, f"the loss scale fell to {lowest:g}"
     if record["nonfinite"] is not None:
@@ -107,7 +108,7 @@ def _found(record: Record) -> Iterator[tuple[str, tuple[str, int], str]]:
         return
     for file, line, name, count in record["reads"]:
         if count >= EACH_STEP * (steps - 1):
-            yield "AMP106", (file, line), f"{_call(name)} in {count} of {steps} steps"
+            yield "AMP106", (file, line), f"{_call(name)} in {count} of {counted(steps, 'step')}"
     share = _waiting(record)
     if share > MUCH_WAITING and record["waited"] > LONG_WAIT * steps and record["waits"]:
         file, line, _ = max(record["waits"], key=lambda wait: wait[2])

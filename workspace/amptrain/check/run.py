@@ -12,6 +12,7 @@ from pathlib import Path
 from amptrain.check.finding import Finding
 from amptrain.check.judge import Record, judge, summary
 from amptrain.errors import ConfigError
+from amptrain.words import counted
 
 STARTUP = Path(__file__).resolve().parent / "startup"
 TOLD = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
@@ -68,5 +69,5 @@ def tell(records: Sequence[Record]) -> None:
         print("amptrain: no step of a torch optimizer was seen.", file=sys.stderr)
         return
     most = max(records, key=lambda record: int(record["steps"]))
-    others = f"; {len(records)} processes" if len(records) > 1 else ""
+    others = f"; {counted(len(records), 'process')}" if len(records) > 1 else ""
     print(f"amptrain: {summary(most)}{others}", file=sys.stderr)

@@ -8,6 +8,7 @@ import torch
 
 from amptrain.config import Plain, TrainConfig, flatten, renamed
 from amptrain.errors import ConfigError
+from amptrain.words import counted
 
 MAY_DIFFER = {
     *(
@@ -96,16 +97,14 @@ def check_world_size(saved: int, now: int, *, saved_steps: int, steps: int) -> l
         return []
     if saved_steps != steps:
         raise ConfigError(
-            f"The checkpoint is of {saved} processes. With {now} an epoch has {steps} steps in "
-            f"place of {saved_steps}, "
-            f"as its last images are too few for {now}. Continue with {saved} processes, or start "
-            "a run with --name."
+            f"The checkpoint is of {counted(saved, 'process')}. With {now} an epoch has "
+            f"{counted(steps, 'step')} in place of {saved_steps}, as its last images are too few "
+            f"for {now}. Continue with {counted(saved, 'process')}, or start a run with --name."
         )
     return [
-        f"The checkpoint is of {saved} processes, now there are {now}. Each step takes the same "
-        "images as before, so "
-        "the result is the same up to rounding; but BatchNorm's statistics and dropout are taken "
-        "in each process."
+        f"The checkpoint is of {counted(saved, 'process')}, this run of {now}. Each step takes the "
+        "same images as before, so the result is the same up to rounding; but BatchNorm's "
+        "statistics and dropout are taken in each process."
     ]
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from amptrain.data.files import FileList
 from amptrain.errors import ConfigError
 from amptrain.files import atomic_write
+from amptrain.words import counted
 
 NAME = "data.json"
 SEVERAL = "all, of several labels,"
@@ -90,7 +91,7 @@ def check(saved: dict[str, Any] | None, now: dict[str, Any] | None) -> list[str]
             "or none at the other. Put them back, or start a new run with another --name."
         )
     messages = []
-    for part, what in (("train", "training"), ("validation", "validation")):
+    for part, what in (("train", "to train on"), ("validation", "to validate with")):
         before, after = saved[part], now[part]
         if part == "train" and (named := _differences(before, after, names_only=True)):
             raise ConfigError(
@@ -100,8 +101,8 @@ def check(saved: dict[str, Any] | None, now: dict[str, Any] | None) -> list[str]
             )
         if changed := _differences(before, after, names_only=False):
             messages.append(
-                f"The {what} images changed since the run began: {changed}. From here on this is "
-                "another run than before."
+                f"The images {what} changed since the run began: {changed}. From here on this "
+                "is another run than before."
             )
     return messages
 
@@ -120,8 +121,8 @@ def _differences(
         else f"{name} {now[name][0]} with other {_kinds(name, names_only)}"
         for name in changed[:5]
     )
-    more = f" and {len(changed) - 5} more classes" if len(changed) > 5 else ""
-    return f"{total[0]} files then, {total[1]} now ({each}{more})"
+    more = f" and {counted(len(changed) - 5, 'more class')}" if len(changed) > 5 else ""
+    return f"{counted(total[0], 'file')} then, {total[1]} now ({each}{more})"
 
 
 def _kinds(name: str, names_only: bool) -> str:

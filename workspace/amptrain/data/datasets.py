@@ -35,6 +35,7 @@ from amptrain.data.transforms import (
     shift,
 )
 from amptrain.errors import ConfigError
+from amptrain.words import counted
 
 VALIDATION = -1
 """The epoch of images that are to be read as they are."""
@@ -281,7 +282,8 @@ def count_text(
     part: str, images: int, counts: NDArray[np.int64], classes: Sequence[str], each: str = ""
 ) -> str:
     """The sentence on how many images each class has."""
-    start = f"{part}: {images} images of {np.count_nonzero(counts)} classes{each}"
+    there = counted(int(np.count_nonzero(counts)), "class")
+    start = f"{part}: {counted(images, 'image')} of {there}{each}"
     if len(classes) <= 12:
         of_each = ", ".join(f"{name} {n}" for name, n in zip(classes, counts, strict=True))
         return f"{start} ({of_each})"
@@ -321,13 +323,13 @@ def file_dataset(
     unseen = np.flatnonzero(counts["Training"] == 0)
     if len(unseen):
         names = ", ".join(classes[label] for label in unseen[:8])
-        told.append(f"{len(unseen)} classes have no image to train on ({names}).")
+        told.append(f"Without an image to train on: {counted(len(unseen), 'class')} ({names}).")
     without = np.flatnonzero((counts["Training"] > 0) & (counts["Validation"] == 0))
     if len(without):
         names = ", ".join(classes[label] for label in without[:8])
         told.append(
-            f"{len(without)} classes have no image for validation ({names}"
-            f"{', …' if len(without) > 8 else ''}): its accuracy says nothing of them."
+            f"Without an image for validation: {counted(len(without), 'class')} ({names}"
+            f"{', …' if len(without) > 8 else ''}). Its accuracy says nothing of them."
         )
     size, reading = config.size, reading_of(config)
     return Dataset(

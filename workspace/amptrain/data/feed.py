@@ -28,6 +28,7 @@ from amptrain.report.log import RunLog
 from amptrain.signals import StopSignal
 from amptrain.step import MicroBatch
 from amptrain.threads import in_background
+from amptrain.words import counted
 
 POLL_S = 0.1
 SHOWN = 20
@@ -129,7 +130,7 @@ class Feed:
         ]
         found = self.processes.broadcast_object(self._find_broken(parts))
         if found and not self.config.skip_broken and len(found) > 1:
-            log.message(f"{len(found)} images cannot be read:")
+            log.message(f"{counted(len(found), 'image')} cannot be read:")
             for text in found[:SHOWN]:
                 log.message(f"  {text}")
         self._report(found)
@@ -178,10 +179,10 @@ class Feed:
             self.task.train
         ):
             raise TrainingError(
-                f"Of the {images} images {len(self.broken)} could not be read, which is more than "
-                f"{MAX_BROKEN:.0%}; broken.txt in the run directory names them. The disk or the "
-                "path is "
-                "at fault rather than single files. Mend that, and run the same command again."
+                f"{len(self.broken)} of {counted(images, 'image')} could not be read, which is "
+                f"more than {MAX_BROKEN:.0%}; broken.txt in the run directory names them. The disk "
+                "or the path is at fault rather than single files. Mend that, and run the same "
+                "command again."
             )
 
     def _remember(self, text: str) -> None:

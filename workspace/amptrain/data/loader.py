@@ -26,6 +26,7 @@ from amptrain.errors import ConfigError
 from amptrain.limits import shared_memory_free
 from amptrain.signals import ignore_stop_signals
 from amptrain.step import MicroBatch
+from amptrain.words import counted
 
 WORKER_TIMEOUT = 600.0
 """Seconds without a batch after which a loader is given up: its workers ignore SIGTERM, so a stuck
@@ -110,10 +111,9 @@ def choose_workers(
         return 0
     if asked is not None and asked > MOST_WORKERS * cpus:
         raise ConfigError(
-            f"--num-workers {asked} is more than {MOST_WORKERS} for each of the {cpus} CPUs this "
-            "process may use; they "
-            "would take its memory and not be faster. Leave the flag out: the number then fits the "
-            "CPUs."
+            f"--num-workers {asked} is more than {MOST_WORKERS} a CPU, and this process may use "
+            f"{counted(cpus, 'CPU')}; they would take its memory and not be faster. Leave the flag "
+            "out: the number then fits the CPUs."
         )
     channels, height, width = task.shape
     # Besides the batches that wait, one is being filled by each worker and one is being read.

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from amptrain.data.datasets import VALIDATION, Key
 from amptrain.errors import ConfigError
+from amptrain.words import counted
 
 
 class MicroBatchKeys(NamedTuple):
@@ -50,25 +51,23 @@ class Order:
         if batch_size % (accumulate * world_size):
             raise ConfigError(
                 f"--global-batch-size {batch_size} counts the images of one step over all "
-                "processes; it "
-                "needs to be a "
-                f"multiple of {world_size} processes × {accumulate} micro-batches."
+                f"processes; it needs to be a multiple of {counted(world_size, 'process')} × "
+                f"{counted(accumulate, 'micro-batch')}."
             )
         if batch_size < 2 * accumulate * world_size:
             raise ConfigError(
-                f"--global-batch-size {batch_size} leaves one image for each of {world_size} "
-                "processes × "
-                f"{accumulate} "
-                "micro-batches; BatchNorm has no variance of one. It needs to be at least "
+                f"--global-batch-size {batch_size} is one image for each of "
+                f"{counted(world_size, 'process')} × {counted(accumulate, 'micro-batch')}; "
+                "BatchNorm has no variance of one. It needs to be at least "
                 f"{2 * accumulate * world_size}."
             )
         each = batch_size // (accumulate * world_size)
         if pairs and each % 2:
             raise ConfigError(
                 f"--mixup and --cutmix mix pairs of images. --global-batch-size {batch_size} gives "
-                f"each of {world_size} processes {each} in each of {accumulate} micro-batches; it "
-                f"needs to be an even number there, such as {batch_size + accumulate * world_size} "
-                "in all."
+                f"{each} for each of {counted(world_size, 'process')} × "
+                f"{counted(accumulate, 'micro-batch')}; it needs to be an even number there, such "
+                f"as {batch_size + accumulate * world_size} in all."
             )
         self.batch_size, self.seed, self.world_size = batch_size, seed, world_size
         self.together = 2 if pairs else 1
@@ -82,7 +81,7 @@ class Order:
         self.images = images - images % batch_size + tail
         if self.images == 0:
             raise ConfigError(
-                f"There are {images} training images; a step needs at least 2 for each process."
+                f"{counted(images, 'image')} to train on: a step needs at least 2 for each process."
             )
         self.steps_per_epoch = math.ceil(self.images / batch_size)
         self._epoch: tuple[int, NDArray[np.int64]] = (-1, np.zeros(0, dtype=np.int64))

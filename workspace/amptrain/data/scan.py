@@ -13,6 +13,7 @@ from pathlib import Path
 from PIL import Image
 
 from amptrain.errors import ConfigError
+from amptrain.words import counted
 
 NOT_DATA = {"__MACOSX", "@eaDir", "#recycle", "$RECYCLE.BIN", "lost+found", "Thumbs.db"}
 """Names that macOS, NAS boxes, Windows and mkfs leave behind (hako-mikan/sd-webui-traintrain#26).
@@ -54,14 +55,16 @@ class Seen:
         found = []
         if self.others:
             kinds = ", ".join(f"{count} {ending}" for ending, count in self.others.most_common(8))
-            found.append(f"Left out: {self.others.total()} files of other kinds ({kinds}).")
+            found.append(
+                f"Left out: {counted(self.others.total(), 'file')} of other kinds ({kinds})."
+            )
         if any(ending in {".heic", ".heif"} for ending in self.others):
             found.append("Pillow reads .heic with the package pillow-heif: pip install pillow-heif")
         if self.hidden:
-            found.append(f"Left out: {self.hidden} hidden files and folders.")
-        for what, links in (("lead in a circle", self.loops), ("lead nowhere", self.dangling)):
+            found.append(f"Left out, files and folders that are hidden: {self.hidden}.")
+        for what, links in (("in a circle", self.loops), ("to nothing", self.dangling)):
             if links:
-                found.append(f"Left out: {len(links)} links that {what}, such as {links[0]}.")
+                found.append(f"Left out: {counted(len(links), 'link')} {what}, such as {links[0]}.")
         return found
 
 

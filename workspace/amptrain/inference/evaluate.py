@@ -145,10 +145,9 @@ def require_same_classes(info: ModelInfo, task: Dataset) -> None:
     only_data = sorted(set(task.classes) - set(info.classes))
     only_model = sorted(set(info.classes) - set(task.classes))
     raise ConfigError(
-        f"The model knows {len(info.classes)} classes and {task.name} has {len(task.classes)}. "
-        "Only in "
-        f"the data: {', '.join(only_data[:5]) or 'none'}; only in the model: "
-        f"{', '.join(only_model[:5]) or 'none'}."
+        f"The model knows {counted(len(info.classes), 'class')} and {task.name} has "
+        f"{len(task.classes)}. Only in the data: {', '.join(only_data[:5]) or 'none'}; only in the "
+        f"model: {', '.join(only_model[:5]) or 'none'}."
     )
 
 
@@ -250,7 +249,7 @@ def draw_confusion(result: Evaluation, path: Path) -> None:
     axes.set_yticks(range(count), names)
     axes.set_xlabel("taken for")
     axes.set_ylabel("class")
-    axes.set_title(f"accuracy {result.accuracy:.2%} of {result.images} images")
+    axes.set_title(f"accuracy {result.accuracy:.2%} of {counted(result.images, 'image')}")
     if count <= 20:
         for row, column in np.ndindex(count, count):
             if number := result.confusion[row, column]:

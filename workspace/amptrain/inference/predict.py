@@ -200,8 +200,8 @@ def described(info: ModelInfo) -> str:
     )
     height, width = info.shape[1:]
     return (
-        f"{info.model}, {len(info.classes)} classes, {height}×{width} pixels, {kind} of epoch "
-        f"{info.epoch}{judged}"
+        f"{info.model}, {counted(len(info.classes), 'class')}, {height}×{width} pixels, {kind} of "
+        f"epoch {info.epoch}{judged}"
     )
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from amptrain.precision import Precision
+from amptrain.words import counted
 
 
 @torch.no_grad()
@@ -22,7 +23,7 @@ def diagnose(model: nn.Module, precision: Precision, images: Tensor, parameter: 
     bad = (~torch.isfinite(images)).sum().item()
     if bad:
         return (
-            f"The input is not finite: {bad} of {images.numel()} values of the batch. "
+            f"The input is not finite: {bad} of {counted(images.numel(), 'value')} of the batch. "
             "Look at the data."
         )
     if any(isinstance(parameter, DTensor) for parameter in model.parameters()):

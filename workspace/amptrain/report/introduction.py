@@ -27,8 +27,9 @@ def introduction(
         f"Precision {state.precision.describe()}; device {device}, "
         f"{counted(torch.get_num_threads(), 'thread')}, "
         f"{counted(workers, 'loader worker')} in each process.",
-        f"A step takes {config.optim.global_batch_size} images: {counted(world, 'process')} × "
-        f"{counted(config.optim.grad_accum_steps, 'micro-batch')} × {part} images.",
+        f"A step takes {counted(config.optim.global_batch_size, 'image')}: "
+        f"{counted(world, 'process')} × {counted(config.optim.grad_accum_steps, 'micro-batch')} × "
+        f"{counted(part, 'image')}.",
         *shared_out(state),
         rates(config),
         *mixed(config),

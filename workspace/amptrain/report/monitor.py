@@ -20,6 +20,7 @@ from amptrain.config import TrainConfig
 from amptrain.distributed import Processes
 from amptrain.precision import Precision
 from amptrain.report.log import Window
+from amptrain.words import counted
 
 PERIOD = 1.0
 """Seconds between samples; NVML's own figure is an average over 1/6 to 1 s."""
@@ -219,9 +220,9 @@ def cause(settings: Settings, waited: float) -> str:
     waiting for data."""
     if waited >= MAX_DATA_WAIT:
         found = (
-            f"Training waited for data {waited:.0%} of the time, with {settings.workers} loader "
-            "workers in each "
-            f"process and a quota of {settings.cpus} CPUs."
+            f"Training waited for data {waited:.0%} of the time, with "
+            f"{counted(settings.workers, 'loader worker')} in each process and a quota of "
+            f"{counted(settings.cpus, 'CPU')}."
         )
         if settings.workers < settings.cpus:
             return f"{found} Try --num-workers {settings.cpus}."
@@ -236,7 +237,8 @@ def cause(settings: Settings, waited: float) -> str:
         )
     if settings.log_every < 10:
         return (
-            f"The host waits for the device at each log line, every {settings.log_every} steps. "
+            f"The host waits for the device at each log line, so once in "
+            f"{counted(settings.log_every, 'step')}. "
             f"Try --log-every {max(50, 10 * settings.log_every)}."
         )
     more = "" if settings.compile else ", or --compile, which starts fewer and larger kernels"

@@ -5,6 +5,7 @@ from amptrain.report.log import RunLog
 from amptrain.report.monitor import Monitor
 from amptrain.report.window import WindowMeter
 from amptrain.step import StepOutcome
+from amptrain.words import counted
 
 FREQUENT_SKIPS = 0.1
 """Part of the steps of a window from which on a loss scale is too high to go on with quietly."""
@@ -35,6 +36,6 @@ class Report:
         if frequent and has_scaler and not self.advised:
             self.advised = True
             self.log.message(
-                f"{record.skips} of {steps} steps were skipped. If the next run starts so too, "
-                "give it a lower loss scale: --init-scale 16384 (2**14) or 4096 (2**12)."
+                f"Skipped: {record.skips} of {counted(steps, 'step')}. If the next run starts so "
+                "too, give it a lower loss scale: --init-scale 16384 (2**14) or 4096 (2**12)."
             )

@@ -164,10 +164,11 @@ def early_stop_text(config: TrainConfig, progress: Progress, order: Order, task:
     """The sentence on a run that ends before its last epoch."""
     optim, best = config.optim, progress.best_value
     name = task.measure if optim.eval_metric == ACCURACY else optim.eval_metric
+    patience = counted(optim.early_stop_patience or 0, "epoch")
     than = "any" if best is None else f"{shown(optim.eval_metric, best)}, which was that"
     return (
-        f"Ended early at step {progress.step}: --early-stop-patience {optim.early_stop_patience} "
-        f"epochs without a better validation {name} than {than} of epoch "
+        f"Ended early at step {progress.step}: {patience} without a better validation {name} "
+        f"(--early-stop-patience) than {than} of epoch "
         f"{progress.best_step // order.steps_per_epoch}."
     )
 

@@ -11,6 +11,7 @@ from amptrain.errors import TrainingError
 from amptrain.precisions import precision_names
 from amptrain.trials.process import QUICK, Effort, Facts, Speed, facts, require_alone, speed
 from amptrain.trials.table import spread
+from amptrain.words import counted
 
 GAIN = 1.02
 """A setting is changed only for more than this; less is noise, or not worth a flag."""
@@ -45,9 +46,10 @@ def advise(config: AdviseConfig) -> int:
     """`amptrain advise`. Raises ConfigError, and TrainingError where nothing runs."""
     require_alone("advise", config.train)
     known = facts(config.train)
+    step = counted(config.train.optim.global_batch_size, "image")
     print(
-        f"{config.train.model_name} on {known.device}, {config.train.optim.global_batch_size} "
-        "images a step.\n\n| try | images/s | |\n| --- | ---: | --- |",
+        f"{config.train.model_name} on {known.device}, {step} a step.\n\n"
+        "| try | images/s | |\n| --- | ---: | --- |",
         flush=True,
     )
     best = fastest(config, known)

@@ -29,6 +29,7 @@ from amptrain.trials.process import (
 )
 from amptrain.trials.search import SMALLEST, largest_fitting
 from amptrain.trials.table import Row, chart, markdown
+from amptrain.words import counted
 
 IMAGENET = 1281167
 """Training images of ImageNet-1k (Russakovsky et al., 2015)."""
@@ -121,7 +122,8 @@ def find_largest(train: TrainConfig, known: Facts, name: str) -> tuple[int, Fit 
 
     def fits(size: int) -> bool:
         found = fit(in_precision(train, name), size)
-        print(f"{name}: {size} images {'fit' if found.fits else 'do not fit'}", flush=True)
+        verdict = "fits" if found.fits else "does not fit"
+        print(f"{name}: a micro-batch of {counted(size, 'image')} {verdict}", flush=True)
         if found.fits:
             fitting[size] = found
         return found.fits

@@ -6,6 +6,7 @@ from amptrain.config import TrainConfig, require
 from amptrain.errors import TrainingError
 from amptrain.trials.process import GIB, Fit, facts, fit, peak_text, require_alone
 from amptrain.trials.search import RESOLUTION, SMALLEST, fewest_micro_batches, largest_fitting
+from amptrain.words import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +53,8 @@ def find_batch(config: FindBatchConfig) -> int:
             "--optimizer sgd or --freeze needs less."
         )
     near = "the most that was tried" if largest == cap else f"to one part in {RESOLUTION}"
-    print(
-        f"\nThe largest micro-batch that fits: {largest} images ({near}).\n{advice(train, largest)}"
-    )
+    print(f"\nThe largest micro-batch that fits: {counted(largest, 'image')} ({near}).")
+    print(advice(train, largest))
     return 0
 
 
@@ -69,13 +69,13 @@ def advice(train: TrainConfig, largest: int) -> str:
         near = steps * micro
         return (
             f"Flags: --global-batch-size {near} --grad-accum-steps {steps}\n"
-            f"A step of {batch} images cannot be split evenly into micro-batches that fit, so this "
-            f"one has {near} images, which is another training."
+            f"A step of {counted(batch, 'image')} cannot be split evenly into micro-batches that "
+            f"fit, so this one has {near}, which is another training."
         )
     flags = f"Flags: --global-batch-size {batch} --grad-accum-steps {count}"
     if count == now:
         return f"{flags}\nThat is what you have."
     return (
-        f"{flags}\nThe step stays one of {batch} images and learns the same; BatchNorm sees "
-        f"{batch // count} images at a time, in place of {batch // now}."
+        f"{flags}\nThe step stays one of {counted(batch, 'image')} and learns the same; BatchNorm "
+        f"sees {counted(batch // count, 'image')} at a time, in place of {batch // now}."
     )

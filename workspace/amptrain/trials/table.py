@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from amptrain.trials.process import GIB, Facts, Fit, Speed
+from amptrain.words import counted
 
 
 @dataclass(frozen=True)
@@ -54,10 +55,10 @@ def notes(rows: list[Row], known: Facts) -> list[str]:
     repeats = max(len(row.speeds) for row in rows)
     found = [f"- {name} is not measured: {why}." for name, why in _tidy(known.emulated)]
     if repeats > 1:
-        found.append(f"- Medians of {repeats} processes, with the least and the most.")
+        found.append(f"- Medians of {counted(repeats, 'process')}, with the least and the most.")
     images, workers = rows[0].images, rows[0].speeds[0].workers
     found.append(
-        f"- An epoch is {images:,} images with loading, by {workers} workers"
+        f"- An epoch is {images:,} images with loading, by {counted(workers or 0, 'worker')}"
         + (" from made JPEGs of 500×375 pixels." if known.is_made else ".")
     )
     found.append(
@@ -73,7 +74,7 @@ def notes(rows: list[Row], known: Facts) -> list[str]:
         highest = max(speed.max_clock_mhz or 0 for row in rows for speed in row.speeds)
         found.append(f"- Clock: {statistics.median(clocks):.0f} of {highest:.0f} MHz.")
     versions = ", ".join(f"{name} {version}" for name, version in known.versions.items())
-    return [*found, f"- {versions}; {known.cpus} CPUs."]
+    return [*found, f"- {versions}; {counted(known.cpus, 'CPU')}."]
 
 
 def chart(title: str, rows: list[Row], path: Path) -> None:

@@ -37,6 +37,7 @@ from amptrain.data.decode import Reading
 from amptrain.data.transforms import sample_rng
 from amptrain.errors import ConfigError
 from amptrain.own import call_own
+from amptrain.words import counted
 
 IMAGE, LABEL = ("pixel_values", "image", "img"), ("labels", "label", "target")
 """Names of an item's two values, in transformers, datasets and torchvision."""
@@ -188,8 +189,8 @@ def open(argument: str, config: DataConfig, seed: int) -> Dataset:
         std=(1.0,) * channels if own else IMAGENET_STD,
         in_memory=False,
         messages=(
-            f"{argument}: {len(train)} images to train on, {len(validation)} to validate with, "
-            f"{len(names)} classes.",
+            f"{argument}: {counted(len(train), 'image')} to train on, {len(validation)} to "
+            f"validate with, {counted(len(names), 'class')}.",
         ),
         contents={
             "classes": names,

@@ -9,6 +9,7 @@ from amptrain.data.files import FileList
 from amptrain.data.look import counter
 from amptrain.data.scan import Seen, find_images, holds_image, image_endings, subfolders
 from amptrain.errors import ConfigError
+from amptrain.words import counted
 
 USAGE = "imagefolder:PATH (with train/CLASS/ and val/CLASS/, or only CLASS/)"
 TRAIN = ("train", "training")
@@ -84,7 +85,7 @@ def _class_folders(folder: Path, seen: Seen, messages: list[str]) -> tuple[Path,
         images, _ = find_images(os.fspath(folder), Seen())
         raise ConfigError(
             f"{folder} has no class folders"
-            + (f", but {len(images)} images. " if images else ". ")
+            + (f", but {counted(len(images), 'image')}. " if images else ". ")
             + "Each class needs a folder of its own in it."
         )
     if len(classes) == 1:
