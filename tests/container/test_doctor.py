@@ -119,7 +119,7 @@ def test_nothing_to_do_without_a_gpu(tmp_path: Path) -> None:
                 ),
             ],
             [
-                ("cpu", "warning", "OMP_NUM_THREADS=64, but 1 of|<= 1"),
+                ("cpu", "warning", "OMP_NUM_THREADS=64, and CPUs that may be used: 1 of|<= 1"),
                 ("memory", "ok", "limited to 4.0 GiB"),
                 ("files", "note", "1024 in this session, up to 9000|ulimit -n 9000"),
                 ("network", "note", "one node only|GLOO_SOCKET_IFNAME"),

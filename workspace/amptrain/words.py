@@ -2,6 +2,6 @@
 
 
 def counted(count: int, noun: str) -> str:
-    """`1 process`, `2 processes`."""
-    plural = "es" if noun.endswith(("s", "ch")) else "s"
+    """`1 process`, `2 processes`, `2 batches`, `2 epochs`."""
+    plural = "es" if noun.endswith(("s", "tch")) else "s"
     return f"{count} {noun}{'' if count == 1 else plural}"
