@@ -14,7 +14,7 @@ import pytest
 
 from host import apt, engine
 from host.apt import apt_update, debian_mirror, os_release, two_releases
-from host.build import build_secrets
+from host.build import build_secrets, say_where_it_is_emulated
 from host.engine import find_client, require_root_on_debian
 from host.errors import HostError
 from host.shell import output, run
@@ -320,6 +320,20 @@ def test_own_authorities_of_the_host_are_passed_on(
     assert build_secrets() == []
     (authorities / "proxy.crt").touch()
     assert build_secrets() == [f"--secret=id=ca_certificates,src={bundle}"]
+
+
+# What `docker info` calls the processors of a PC, of Apple silicon and of a Raspberry Pi.
+@pytest.mark.parametrize(
+    ("architecture", "emulated"), [("x86_64", False), ("aarch64", True), ("armv7l", True)]
+)
+def test_another_processor_is_told_that_it_emulates(
+    architecture: str, emulated: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    client = make_program(tmp_path / "docker", f"echo {architecture}")
+    say_where_it_is_emulated(str(client))
+    told = capfd.readouterr().err
+    assert (f"this engine's processor is {architecture}" in told) == emulated
+    assert len(told.splitlines()) == emulated
 
 
 def test_base_image_is_the_release_that_the_packages_come_from() -> None:
