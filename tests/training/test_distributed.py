@@ -483,6 +483,42 @@ def test_flags_of_models_on_several_ranks(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "unused/result.json").read_text())["steps"] == 4
 
 
+AGAIN = '''
+"""Three runs one after the other in the same ranks, of which rank 0 is slow to leave each."""
+import os
+import sys
+import time
+import torch.distributed as dist
+from amptrain.config import from_flat
+from amptrain.train import train
+
+leave = dist.destroy_process_group
+
+def slowly():
+    time.sleep(0.3 if os.environ["RANK"] == "0" else 0)
+    leave()
+
+if __name__ == "__main__":
+    dist.destroy_process_group = slowly
+    for number in range(3):
+        train(from_flat({"runs": sys.argv[1], "device": "cpu", "epochs": 1, "name": str(number),
+                         "precision": "fp32", "max_steps": 2}))
+'''
+
+
+@pytest.mark.parametrize("own_store", ["1", "0"])
+def test_the_same_ranks_train_several_times(tmp_path: Path, own_store: str) -> None:
+    """Whether rank 0 has the store, as in the image, or torchrun has, as is torch's default."""
+    script = tmp_path / "again.py"
+    script.write_text(AGAIN)
+    done = run(
+        [*TORCHRUN, str(script), str(tmp_path)], TORCH_DISABLE_SHARE_RDZV_TCP_STORE=own_store
+    )
+    assert done.returncode == 0, done.stderr
+    for number in range(3):
+        assert json.loads((tmp_path / f"{number}/result.json").read_text())["steps"] == 2
+
+
 SLOW_DISK = '''
 """A disk on which each read takes a while, and processes that may wait for each other for less."""
 import datetime

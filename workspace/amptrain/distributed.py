@@ -2,12 +2,14 @@
 
 import datetime
 import fcntl
+import itertools
 import math
 import os
 import socket
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -153,12 +155,38 @@ class Processes:
             name = _interface(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
             if name is not None:
                 os.environ["GLOO_SOCKET_IFNAME"] = name
+        meeting: dict[str, Any] = {
+            "store": _meeting_store(),
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "timeout": TIMEOUT,
+        }
         if self.device.type == "cuda":
-            dist.init_process_group("nccl", timeout=TIMEOUT, device_id=self.device)
+            dist.init_process_group("nccl", device_id=self.device, **meeting)
             self._control = dist.new_group(backend="gloo", timeout=TIMEOUT)
         else:
-            dist.init_process_group("gloo", timeout=TIMEOUT)
+            dist.init_process_group("gloo", **meeting)
             self._control = dist.group.WORLD
+
+
+_JOINS = itertools.count()
+
+
+def _meeting_store() -> dist.Store:
+    """The store that the ranks tell each other their addresses by, with keys of its own for each
+    run of this process.
+
+    A group that is destroyed takes its store with it: rank 1, first at the next run, would meet the
+    one that rank 0 is about to close, or read the addresses of the run before.
+    """
+    return dist.PrefixStore(f"amptrain/{next(_JOINS)}", _store())
+
+
+@cache
+def _store() -> dist.Store:
+    store, _, _ = next(dist.rendezvous("env://", timeout=TIMEOUT))
+    store.set_timeout(TIMEOUT)
+    return store
 
 
 def _asked_threads(processes: Path = Path("/proc")) -> int | None:
