@@ -16,6 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from amptrain.errors import ConfigError, TrainingError
 from amptrain.limits import usable_cpus
@@ -172,19 +174,19 @@ class Processes:
 _JOINS = itertools.count()
 
 
-def _meeting_store() -> dist.Store:
+def _meeting_store() -> Store:
     """The store that the ranks tell each other their addresses by, with keys of its own for each
     run of this process.
 
     A group that is destroyed takes its store with it: rank 1, first at the next run, would meet the
     one that rank 0 is about to close, or read the addresses of the run before.
     """
-    return dist.PrefixStore(f"amptrain/{next(_JOINS)}", _store())
+    return PrefixStore(f"amptrain/{next(_JOINS)}", _store())
 
 
 @cache
-def _store() -> dist.Store:
-    store, _, _ = next(dist.rendezvous("env://", timeout=TIMEOUT))
+def _store() -> Store:
+    store: Store = next(rendezvous("env://", timeout=TIMEOUT))[0]
     store.set_timeout(TIMEOUT)
     return store
 
