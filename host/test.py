@@ -45,6 +45,10 @@ PROGRAMS = {
     "skopeo": "skopeo",
     "docker-registry": "docker-registry",
     "/bin/bash-static": "bash-static",
+    "podman": "podman",
+    "buildah": "buildah",
+    "/usr/lib/podman/netavark": "netavark",
+    "/usr/lib/podman/aardvark-dns": "aardvark-dns",
 }
 
 

@@ -32,11 +32,16 @@ class KeyPair:
         return Path(f"{self.private}.pub").read_text().strip()
 
 
-@pytest.fixture(scope="session")
-def key(tmp_path_factory: pytest.TempPathFactory) -> KeyPair:
-    path = tmp_path_factory.mktemp("keys") / "id_ed25519"
+def make_key_pair(folder: Path) -> KeyPair:
+    """A new key pair, as `ssh-keygen` makes it."""
+    path = folder / "id_ed25519"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], check=True)
     return KeyPair(path)
+
+
+@pytest.fixture(scope="session")
+def key(tmp_path_factory: pytest.TempPathFactory) -> KeyPair:
+    return make_key_pair(tmp_path_factory.mktemp("keys"))
 
 
 Ssh = Callable[..., subprocess.CompletedProcess[str]]

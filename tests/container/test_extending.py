@@ -22,10 +22,8 @@ from tests.support import (
 GUIDE = (ROOT / "docs/extending.md").read_text()
 
 
-@pytest.fixture(scope="module")
-def context(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A build context as the guide has it: requirements, wheels and code."""
-    folder = tmp_path_factory.mktemp("context")
+def write_context(folder: Path, image: str) -> None:
+    """A build context on top of `image` as the guide has it: requirements, wheels and code."""
     for name in ("wheels", "code"):
         (folder / name).mkdir()
     make_wheel(folder / "wheels", "smallpackage", "1.2")
@@ -36,7 +34,13 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> Path:
     dockerfile = re.search(r"```dockerfile\n(FROM .*?)```", GUIDE, re.DOTALL)
     assert dockerfile
     assert len(dockerfile[1].splitlines()) == 5
-    (folder / "Dockerfile").write_text(dockerfile[1].replace("pytorch-cuda:v2.6", IMAGE))
+    (folder / "Dockerfile").write_text(dockerfile[1].replace("pytorch-cuda:v2.6", image))
+
+
+@pytest.fixture(scope="module")
+def context(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("context")
+    write_context(folder, IMAGE)
     return folder
 
 
